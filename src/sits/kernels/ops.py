@@ -1,0 +1,42 @@
+"""The operators of a decoder layer: signatures every implementation keeps.
+
+Shapes: T tokens in the step, H query heads, K KV heads, D head_dim. Accumulation is float32 everywhere; the
+result has the dtype of the first tensor argument.
+
+``rms_norm(x[T, N], weight[N], eps) -> [T, N]``
+    Norm in float32, times weight.
+``add_rms_norm(x[T, N], residual[T, N], weight[N], eps) -> (normed[T, N], summed[T, N])``
+    summed = x + residual; normed = rms_norm(summed). May write in place into its inputs.
+``silu_mul(gate_up[T, 2I]) -> [T, I]``
+    silu(first half) * second half.
+``rope_kv_write(qkv[T, (H + 2K) * D], cos_sin[max_position, rotary_dim], k_cache, v_cache, batch, H, K, D) -> q[T, H, D]``
+    Split, rotate q and k (half-split layout: cos in the first rotary_dim/2 columns of cos_sin, sin in the rest),
+    write k and v into the cache at ``batch.slots`` (slot -1 is skipped), return q.
+``attention(q[T, H, D], k_cache, v_cache, batch, scale, window) -> [T, H, D]``
+    Causal attention of every query token over the cache, decode rows and prefill chunks together. ``window`` is
+    the sliding window in tokens, or 0 for none.
+``linear(x[T, in], weight, bias) -> [T, out]``
+    ``weight`` is an object of ``sits.quant.linear``; each weight format has its own registered operator
+    (``linear_dense``, ``linear_int4``, ``linear_fp8``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sits.kernels.registry import select
+
+
+class LayerOps:
+    """The operators of one model on one device, chosen once when the model is built."""
+
+    NAMES = ("rms_norm", "add_rms_norm", "silu_mul", "rope_kv_write", "attention")
+
+    def __init__(self, device: str, **properties: Any):
+        chosen = {name: select(name, device, **properties) for name in self.NAMES}
+        self.chosen = {name: entry.name for name, entry in chosen.items()}
+        self.rms_norm = chosen["rms_norm"].function
+        self.add_rms_norm = chosen["add_rms_norm"].function
+        self.silu_mul = chosen["silu_mul"].function
+        self.rope_kv_write = chosen["rope_kv_write"].function
+        self.attention = chosen["attention"].function

@@ -1,0 +1,5 @@
+"""Plain PyTorch versions of every operator: the meaning of the others, and the fallback on any device."""
+
+from sits.kernels.reference import attention, layer
+
+__all__ = ["attention", "layer"]
