@@ -33,6 +33,4 @@ class MissingExtraError(InputError):
     """A feature needs an optional dependency group that is not installed."""
 
     def __init__(self, what: str, extra: str):
-        super().__init__(
-            f"{what} needs packages that are not installed", f"Run: pip install 'sits-llm[{extra}]'"
-        )
+        super().__init__(f"{what} needs packages that are not installed", f"Run: pip install 'sits-llm[{extra}]'")

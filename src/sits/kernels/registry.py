@@ -109,6 +109,4 @@ def select(operator: str, device: str, **properties: Any) -> Implementation:
             return entry
     wanted = f" named {forced!r} (SITS_KERNELS)" if forced else ""
     known = ", ".join(entry.name for entry in candidates) or "none"
-    raise LookupError(
-        f"no implementation{wanted} of {operator!r} for {device} with {properties}; known: {known}"
-    )
+    raise LookupError(f"no implementation{wanted} of {operator!r} for {device} with {properties}; known: {known}")

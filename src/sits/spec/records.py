@@ -52,9 +52,7 @@ class RequestRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     worker: int = 0
     session: str | None = None  # conversation id of a multi-turn workload
     turn: int = 0
-    engine_times_ns: dict[str, int] | None = (
-        None  # embedded engine: admitted, first_scheduled, preempted_total
-    )
+    engine_times_ns: dict[str, int] | None = None  # embedded engine: admitted, first_scheduled, preempted_total
     text: str | None = None  # only with --keep-text
 
     @property
@@ -91,9 +89,7 @@ def iter_records(path: Path) -> Iterator[RequestRecord]:
         with gzip.open(path, "rb") as file:
             header = msgspec.json.decode(file.readline() or b"null")
             if not isinstance(header, dict) or "sits_records" not in header:
-                raise InputError(
-                    f"{path} is not a SITS records file", "Expected records.jsonl.gz beside result.json"
-                )
+                raise InputError(f"{path} is not a SITS records file", "Expected records.jsonl.gz beside result.json")
             for line in file:
                 yield _decoder.decode(line)
     except FileNotFoundError:

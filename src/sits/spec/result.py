@@ -173,9 +173,7 @@ def load_result(path: Path) -> Result:
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
-        raise InputError(
-            f"cannot read result {file}: {error.strerror}", "Give a result.json or its folder"
-        ) from None
+        raise InputError(f"cannot read result {file}: {error.strerror}", "Give a result.json or its folder") from None
     except UnicodeDecodeError:
         raise InputError(f"{file} is not a text file", "Give the result.json that sits bench wrote") from None
     try:

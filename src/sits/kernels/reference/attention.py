@@ -41,9 +41,7 @@ def attention(
         k = gather(k_cache, blocks, context_len).to(q.dtype).transpose(0, 1).unsqueeze(0)
         v = gather(v_cache, blocks, context_len).to(q.dtype).transpose(0, 1).unsqueeze(0)
         query = q[start : start + query_len].transpose(0, 1).unsqueeze(0)
-        mask = (
-            None if query_len == 1 and not window else causal_mask(query_len, context_len, window, q.device)
-        )
+        mask = None if query_len == 1 and not window else causal_mask(query_len, context_len, window, q.device)
         result = scaled_dot_product_attention(query, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
         out[start : start + query_len] = result.squeeze(0).transpose(0, 1)
         start += query_len
