@@ -9,7 +9,7 @@ result has the dtype of the first tensor argument.
     summed = x + residual; normed = rms_norm(summed). May write in place into its inputs.
 ``silu_mul(gate_up[T, 2I]) -> [T, I]``
     silu(first half) * second half.
-``rope_kv_write(qkv[T, (H + 2K) * D], cos_sin[max_position, rotary_dim], k_cache, v_cache, batch, H, K, D) -> q[T, H, D]``
+``rope_kv_write(qkv[T, (H + 2K) * D], cos_sin[P, rotary_dim], k_cache, v_cache, batch, H, K, D) -> q[T, H, D]``
     Split, rotate q and k (half-split layout: cos in the first rotary_dim/2 columns of cos_sin, sin in the rest),
     write k and v into the cache at ``batch.slots`` (slot -1 is skipped), return q.
 ``attention(q[T, H, D], k_cache, v_cache, batch, scale, window) -> [T, H, D]``
