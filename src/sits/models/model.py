@@ -7,10 +7,9 @@ from typing import Any, Protocol
 import torch
 
 from sits.kernels.attention_batch import AttentionBatch
+from sits.kernels.kv_cache import CacheTensor
 
-KVCache = list[
-    tuple[torch.Tensor, torch.Tensor]
-]  # per layer (k, v), each [num_blocks, block_size, kv_heads, head_dim]
+KVCache = list[tuple[CacheTensor, CacheTensor]]  # per layer (k, v), each [num_blocks, block_size, kv_heads, head_dim]
 
 
 class CausalModel(Protocol):

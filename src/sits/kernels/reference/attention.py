@@ -6,12 +6,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from sits.kernels.attention_batch import AttentionBatch
+from sits.kernels.kv_cache import CacheTensor, gather_tokens
 from sits.kernels.registry import register
-
-
-def gather(cache: torch.Tensor, blocks: torch.Tensor, length: int) -> torch.Tensor:
-    """The first ``length`` tokens of a request: [length, kv_heads, head_dim]."""
-    return cache[blocks].flatten(0, 1)[:length]
 
 
 def causal_mask(query_len: int, context_len: int, window: int, device: torch.device) -> torch.Tensor:
@@ -27,8 +23,8 @@ def causal_mask(query_len: int, context_len: int, window: int, device: torch.dev
 @register("attention", "reference")
 def attention(
     q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    k_cache: CacheTensor,
+    v_cache: CacheTensor,
     batch: AttentionBatch,
     scale: float,
     window: int = 0,
@@ -38,8 +34,8 @@ def attention(
     start = 0
     for row, (query_len, context_len) in enumerate(zip(batch.query_lens_host, batch.context_lens_host)):
         blocks = batch.block_tables[row, : -(-context_len // batch.block_size)].long()
-        k = gather(k_cache, blocks, context_len).to(q.dtype).transpose(0, 1).unsqueeze(0)
-        v = gather(v_cache, blocks, context_len).to(q.dtype).transpose(0, 1).unsqueeze(0)
+        k = gather_tokens(k_cache, blocks, context_len, q.dtype).transpose(0, 1).unsqueeze(0)
+        v = gather_tokens(v_cache, blocks, context_len, q.dtype).transpose(0, 1).unsqueeze(0)
         query = q[start : start + query_len].transpose(0, 1).unsqueeze(0)
         mask = None if query_len == 1 and not window else causal_mask(query_len, context_len, window, q.device)
         result = scaled_dot_product_attention(query, k, v, attn_mask=mask, scale=scale, enable_gqa=True)

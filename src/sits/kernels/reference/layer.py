@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from sits.kernels.attention_batch import AttentionBatch
+from sits.kernels.kv_cache import CacheTensor, write_tokens
 from sits.kernels.registry import register
 
 
@@ -45,8 +46,8 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 def rope_kv_write(
     qkv: torch.Tensor,
     cos_sin: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    k_cache: CacheTensor,
+    v_cache: CacheTensor,
     batch: AttentionBatch,
     heads: int,
     kv_heads: int,
@@ -63,6 +64,6 @@ def rope_kv_write(
     if slots.device.type == "cpu" and bool((slots < 0).any()):
         keep = slots >= 0
         slots, k, v = slots[keep], k[keep], v[keep]
-    k_cache.view(-1, kv_heads, head_dim).index_copy_(0, slots, k.to(k_cache.dtype))
-    v_cache.view(-1, kv_heads, head_dim).index_copy_(0, slots, v.to(v_cache.dtype))
+    write_tokens(k_cache, slots, k)
+    write_tokens(v_cache, slots, v)
     return q
