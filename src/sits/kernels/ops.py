@@ -14,7 +14,8 @@ result has the dtype of the first tensor argument.
     write k and v into the cache at ``batch.slots`` (slot -1 is skipped), return q.
 ``attention(q[T, H, D], k_cache, v_cache, batch, scale, window) -> [T, H, D]``
     Causal attention of every query token over the cache, decode rows and prefill chunks together. ``window`` is
-    the sliding window in tokens, or 0 for none.
+    the sliding window in tokens, or 0 for none. ``k_cache`` and ``v_cache`` are tensors, or
+    ``kernels.kv_cache.ScaledCache`` when the KV cache is INT8 or FP8 (property ``kv_dtype``).
 ``linear(x[T, in], weight, bias) -> [T, out]``
     ``weight`` is an object of ``sits.quant.linear``; each weight format has its own registered operator
     (``linear_dense``, ``linear_int4``, ``linear_fp8``).
