@@ -49,7 +49,7 @@ def test_rounding_error_is_at_most_half_a_step(shape, group, zero):
     rows, columns, seed = shape
     weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
     codes = Int4Codes.from_dense(weight, group, zero, torch.float32)
-    error = (codes.dequantise() - weight).abs()
+    error = (codes.dequantize() - weight).abs()
     step = codes.scale.repeat_interleave(group, 1)[:, :columns]
     # The symmetric grid ends at +7 steps and its largest weight is at 7.5; all are within half a step.
     assert bool((error <= step * (0.5 + 1e-4)).all())
@@ -62,7 +62,7 @@ def test_quantising_a_quantised_weight_keeps_its_values(shape, zero, dtype):
     weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
     codes = Int4Codes.from_dense(weight, 32, zero, dtype)
     again = Int4Codes.from_zero_points(codes.q, codes.scale, codes.zero_points(), 32) if zero != "float" else codes
-    assert torch.equal(again.dequantise(), codes.dequantise())
+    assert torch.equal(again.dequantize(), codes.dequantize())
     if zero == "symmetric":
         assert codes.is_symmetric()
 
@@ -71,7 +71,7 @@ def test_integer_zero_points_represent_zero_exactly():
     weight = torch.rand(4, 64) + 0.5  # far from zero: the range must still reach it
     weight[:, ::7] = 0.0
     codes = Int4Codes.from_dense(weight, 32, "integer")
-    assert bool((codes.dequantise()[:, ::7] == 0).all())
+    assert bool((codes.dequantize()[:, ::7] == 0).all())
     assert codes.zero_points() is not None
 
 
@@ -83,7 +83,7 @@ def test_float_minimum_has_no_integer_zero_point():
 @pytest.mark.parametrize("value", [0.0, 1.0, -3.5])
 def test_constant_groups(zero, value):
     weight = torch.full((2, 40), value)
-    back = Int4Codes.from_dense(weight, 32, zero, torch.float32).dequantise()
+    back = Int4Codes.from_dense(weight, 32, zero, torch.float32).dequantize()
     assert torch.isfinite(back).all()
     assert (back - weight).abs().max() <= abs(value) / 15 + 1e-6
 
@@ -117,6 +117,6 @@ def test_stacking_and_row_views():
     first, second = (Int4Codes.from_dense(torch.randn(rows, 64)) for rows in (3, 5))
     both = Int4Codes.cat([first, second])
     assert both.shape == (8, 64)
-    assert torch.equal(both.rows(3, 8).dequantise(), second.dequantise())
+    assert torch.equal(both.rows(3, 8).dequantize(), second.dequantize())
     with pytest.raises(InputError, match="equal input sizes"):
         Int4Codes.cat([first, Int4Codes.from_dense(torch.randn(3, 32))])

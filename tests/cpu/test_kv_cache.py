@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sits.errors import InputError
 from sits.kernels.attention_batch import AttentionBatch
-from sits.kernels.kv_cache import ScaledCache, gather_tokens, quantise_heads, write_tokens
+from sits.kernels.kv_cache import ScaledCache, gather_tokens, quantize_heads, write_tokens
 from sits.kernels.reference.attention import attention
 from sits.kernels.reference.layer import rope_kv_write
 from sits.quant.kv import allocate_kv_cache, kv_bytes_per_token
@@ -19,7 +19,7 @@ from sits.quant.kv import allocate_kv_cache, kv_bytes_per_token
 @settings(max_examples=40, deadline=None)
 def test_int8_error_is_at_most_half_a_step(seed, size, head_dim):
     x = size * torch.randn(5, 2, head_dim, generator=torch.Generator().manual_seed(seed))
-    values, scale = quantise_heads(x, torch.int8)
+    values, scale = quantize_heads(x, torch.int8)
     error = (values.float() * scale.float().unsqueeze(-1) - x).abs()
     # Half a step, and half a rounding unit of the float16 scale times 127 steps at the largest value.
     assert bool((error <= scale.float().unsqueeze(-1) * (0.5 + 127 * 2**-10)).all())
@@ -29,7 +29,7 @@ def test_int8_error_is_at_most_half_a_step(seed, size, head_dim):
 @settings(max_examples=40, deadline=None)
 def test_fp8_relative_error_is_that_of_three_mantissa_bits(seed, size):
     x = size * torch.randn(5, 2, 64, generator=torch.Generator().manual_seed(seed))
-    values, scale = quantise_heads(x, torch.float8_e4m3fn)
+    values, scale = quantize_heads(x, torch.float8_e4m3fn)
     wide = scale.float().unsqueeze(-1)
     error = (values.float() * wide - x).abs()
     assert bool(torch.isfinite(values.float()).all())
@@ -40,7 +40,7 @@ def test_fp8_relative_error_is_that_of_three_mantissa_bits(seed, size):
 def test_zeros_and_outliers(dtype):
     x = torch.zeros(1, 2, 64)
     x[0, 1, 3] = 6e6  # beyond what a float16 scale times 127 can say in full: saturates, stays finite
-    values, scale = quantise_heads(x, dtype)
+    values, scale = quantize_heads(x, dtype)
     assert bool(torch.isfinite(values.float()).all())
     assert bool((values.float()[0, 0] == 0).all())
     assert float(values.float()[0, 1, 3] * scale.float()[0, 1]) > 5e6

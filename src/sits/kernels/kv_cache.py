@@ -45,7 +45,7 @@ class ScaledCache:
 CacheTensor = torch.Tensor | ScaledCache
 
 
-def quantise_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """x[..., D] -> (8-bit values [..., D], float16 scales [...]): symmetric, scale = absmax / largest value.
 
     The scale is rounded to float16 before the values are, so reading back with the stored scale is what was meant.
@@ -62,7 +62,7 @@ def quantise_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, t
 def write_tokens(cache: CacheTensor, slots: torch.Tensor, x: torch.Tensor) -> None:
     """Store x[T, kv_heads, D] at flat slots[T] (all >= 0), quantising when the cache is 8-bit."""
     if isinstance(cache, ScaledCache):
-        values, scale = quantise_heads(x, cache.dtype)
+        values, scale = quantize_heads(x, cache.dtype)
         # Byte views: indexed writes are not implemented for the float8 types on every device.
         flat = cache.data.view(torch.uint8).view(-1, *x.shape[1:])
         flat.index_copy_(0, slots, values.view(torch.uint8))

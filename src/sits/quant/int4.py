@@ -15,7 +15,6 @@ import torch
 
 from sits.errors import InputError
 
-GROUP_SIZES = (32, 64, 128)
 ZeroKind = Literal["symmetric", "integer", "float"]
 ZERO_KINDS: tuple[ZeroKind, ...] = ("symmetric", "integer", "float")
 _CHUNK_ELEMENTS = 1 << 24  # rows are quantised in pieces: float32 temporaries stay near 200 MB for any weight
@@ -96,7 +95,7 @@ class Int4Codes:
         """The same weight on another device."""
         return Int4Codes(self.q.to(device), self.scale.to(device), self.minimum.to(device), self.group_size)
 
-    def dequantise(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """[N, K] dense; computed in float32, rounded once to ``dtype``."""
         rows, columns = self.shape
         dense = torch.empty(rows, columns, dtype=dtype, device=self.q.device)
@@ -166,11 +165,11 @@ def round_to_codes(
 ) -> Int4Codes:
     """Round-to-nearest of one chunk of rows; see ``Int4Codes.from_dense``."""
     groups = grouped(weight, group_size)
-    scale, minimum = initial_grid(groups, zero, scale_dtype)
+    scale, minimum = span_grid(groups, zero, scale_dtype)
     return finish(encode(groups, scale, minimum), scale, minimum, weight.shape[1], group_size)
 
 
-def initial_grid(groups: torch.Tensor, zero: ZeroKind, scale_dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def span_grid(groups: torch.Tensor, zero: ZeroKind, scale_dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Scale and minimum [N, G] that span each group of groups[N, G, g]."""
     if not bool(torch.isfinite(groups).all()):
         raise InputError("the weight has NaN or Inf values", "Check the checkpoint; it cannot be quantised")
