@@ -3,8 +3,8 @@
 Method: Badri and Shaji, "Half-Quadratic Quantization of Large Machine Learning Models" (2023). It minimises
 sum |w - w_q|^p with p < 1, so that a few outliers may keep a large error while the many small weights fit better.
 Alternate: (1) codes for the grid, (2) an error term e by soft shrinkage of w - w_q, (3) the grid that fits w - e in
-the least-squares sense. The paper moves the zero point; here the scale is fitted too where it is free: symmetric grids
-have only that. Errors are measured in steps of the starting grid, so one setting suits weights of any size.
+the least-squares sense. The paper moves the zero point; here the scale is fitted too: symmetric grids have only
+that. Errors are measured in steps of the starting grid, so one setting suits weights of any size.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ def _refine(
         best[1] = torch.where(better.unsqueeze(-1), codes, best[1])
         best[2] = torch.where(better, scale, best[2])
         best[3] = torch.where(better, minimum, best[3])
+        if not bool(better.any()):
+            break
         beta *= settings.kappa
     return finish(best[1], best[2], best[3], weight.shape[1], group_size)
 
