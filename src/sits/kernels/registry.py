@@ -26,6 +26,7 @@ class Implementation:
     devices: tuple[str, ...]  # torch device types; () means any
     priority: int
     supports: Supports | None
+    prepare: Callable[[Any], None] | None = None  # linears: bring a weight object into this kernel's layout, once
 
     def is_supported(self, device: str, **properties: Any) -> bool:
         """Whether it can run there. Properties are what the caller knows: dtype, head_dim, group_size, ..."""
@@ -45,13 +46,14 @@ def register(
     devices: tuple[str, ...] = (),
     priority: int = 0,
     supports: Supports | None = None,
+    prepare: Callable[[Any], None] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator that registers a function as an implementation of ``operator``. Higher priority wins."""
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         entries = _implementations.setdefault(operator, [])
         entries[:] = [entry for entry in entries if entry.name != name]
-        entries.append(Implementation(operator, name, function, devices, priority, supports))
+        entries.append(Implementation(operator, name, function, devices, priority, supports, prepare))
         entries.sort(key=lambda entry: -entry.priority)
         return function
 

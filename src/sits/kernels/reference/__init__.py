@@ -1,5 +1,5 @@
 """Plain PyTorch versions of every operator: the meaning of the others, and the fallback on any device."""
 
-from sits.kernels.reference import attention, layer
+from sits.kernels.reference import attention, layer, linear
 
-__all__ = ["attention", "layer"]
+__all__ = ["attention", "layer", "linear"]

@@ -1,0 +1,1 @@
+"""CPU implementations of the operators; importing the package registers them."""

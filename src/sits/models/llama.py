@@ -1,0 +1,115 @@
+"""One decoder for Llama-2/3, Mistral, Qwen2, Phi-3 and SmolLM2: they differ by config, not by code.
+
+Knows shapes, weights and operators; knows nothing of requests, devices' kernels or storage formats. Every layer
+takes the fused path (add + norm in one operator; rotary + KV write in one), so a device speeds the model up by
+registering operators, not by another model file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from sits.kernels.attention_batch import AttentionBatch
+from sits.kernels.ops import LayerOps
+from sits.models.config import ModelConfig
+from sits.models.model import KVCache
+from sits.models.rope import cos_sin_table
+from sits.quant.linear import LinearWeight
+
+
+@dataclass(slots=True)
+class DecoderLayer:
+    """Weights of one layer; the linears are fused (q, k, v rows; gate, up rows)."""
+
+    input_norm: torch.Tensor  # [hidden]
+    qkv_proj: LinearWeight
+    o_proj: LinearWeight
+    post_norm: torch.Tensor  # [hidden]
+    gate_up_proj: LinearWeight
+    down_proj: LinearWeight
+
+
+@dataclass(slots=True)
+class DecoderWeights:
+    """Everything the loader hands over."""
+
+    embedding: torch.Tensor  # [vocab, hidden]
+    layers: list[DecoderLayer]
+    final_norm: torch.Tensor  # [hidden]
+    lm_head: LinearWeight
+
+
+class LlamaModel:
+    """A Llama-family decoder over a paged KV cache; see ``sits.models.model.CausalModel``.
+
+    ``max_context`` bounds the positions that may be used (the rotary table is that long); it also decides between
+    the short and long factors of Phi-3's longrope, as one cache cannot mix both.
+    """
+
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, dtype: torch.dtype, max_context: int = 0):
+        self.config = config
+        self.dtype = dtype
+        self.embedding = weights.embedding
+        self.layers = weights.layers
+        self.final_norm = weights.final_norm
+        self.lm_head = weights.lm_head
+        self.device = weights.embedding.device
+        self.max_context = min(max_context or config.max_position, config.max_position)
+        self.cos_sin = cos_sin_table(config, self.max_context, self.device)
+        self.ops = LayerOps(self.device.type, dtype=dtype, head_dim=config.head_dim)
+
+    def linears(self) -> Iterator[tuple[str, LinearWeight]]:
+        """(name, weight) of every linear, e.g. ``layers.3.qkv_proj``, ``lm_head``."""
+        for index, layer in enumerate(self.layers):
+            for name in ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"):
+                yield f"layers.{index}.{name}", getattr(layer, name)
+        yield "lm_head", self.lm_head
+
+    def set_linear(self, name: str, weight: LinearWeight) -> None:
+        """Replace one linear (names as in ``linears``), e.g. by a quantised one."""
+        if name == "lm_head":
+            self.lm_head = weight
+        else:
+            _, index, attribute = name.split(".")
+            setattr(self.layers[int(index)], attribute, weight)
+
+    def weight_bytes(self) -> int:
+        """Bytes of all weights as they lie in memory (a tied embedding that is also packed counts twice)."""
+        norms = [self.final_norm] + [norm for layer in self.layers for norm in (layer.input_norm, layer.post_norm)]
+        tables = [self.embedding, *norms]
+        total = sum(table.numel() * table.element_size() for table in tables)
+        for _, weight in self.linears():
+            shared = getattr(weight, "weight", None) is self.embedding
+            total += 0 if shared else weight.memory_bytes()
+        return total
+
+    def forward(
+        self, token_ids: torch.Tensor, batch: AttentionBatch, kv_cache: KVCache, logits_rows: torch.Tensor
+    ) -> torch.Tensor:
+        """token_ids[T] int64 -> float32 logits[len(logits_rows), vocab]; see ``CausalModel.forward``.
+
+        Callers run it under ``torch.inference_mode()``; it is left out here so that calibration can differentiate.
+        """
+        config, ops = self.config, self.ops
+        eps, scale = config.norm_eps, config.scale
+        heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
+        last = len(self.layers) - 1
+        residual = torch.nn.functional.embedding(token_ids, self.embedding)  # [T, hidden]
+        hidden = ops.rms_norm(residual, self.layers[0].input_norm, eps)
+        for index, layer in enumerate(self.layers):
+            k_cache, v_cache = kv_cache[index]
+            qkv = layer.qkv_proj.apply(hidden)
+            q = ops.rope_kv_write(qkv, self.cos_sin, k_cache, v_cache, batch, heads, kv_heads, head_dim)
+            mixed = ops.attention(q, k_cache, v_cache, batch, scale, config.window(index)).flatten(1)
+            if index == last:
+                # Past the last KV write only the wanted rows matter: a prompt needs one of them.
+                mixed = mixed.index_select(0, logits_rows)
+                residual = residual.index_select(0, logits_rows)
+            hidden, residual = ops.add_rms_norm(layer.o_proj.apply(mixed), residual, layer.post_norm, eps)
+            hidden = layer.down_proj.apply(ops.silu_mul(layer.gate_up_proj.apply(hidden)))
+            next_norm = self.final_norm if index == last else self.layers[index + 1].input_norm
+            hidden, residual = ops.add_rms_norm(hidden, residual, next_norm, eps)
+        return self.lm_head.apply(hidden).float()
