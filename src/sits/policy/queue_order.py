@@ -11,7 +11,10 @@ class QueuedRequest(Protocol):
 
     arrival_ns: int
     priority: int  # lower is more urgent
-    num_tokens: int  # tokens to compute before the next output token
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to compute before the next output token."""
 
 
 class QueueOrder(Protocol):

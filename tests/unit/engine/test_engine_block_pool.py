@@ -30,7 +30,8 @@ class PoolMachine(RuleBasedStateMachine):
         blocks = self.pool.allocate(count, room=room)
         assert (blocks is None) == (count > available)
         if blocks is not None:
-            assert len(set(blocks)) == count and 0 not in blocks
+            assert len(set(blocks)) == count
+            assert 0 not in blocks
             assert all(self.pool.references(block) == 1 for block in blocks)
             self.owners.append(blocks)
         self._drop_evicted()
@@ -119,7 +120,8 @@ def test_least_recently_released_goes_first_and_a_prefix_outlives_its_end():
 def test_the_first_of_two_equal_blocks_is_the_one_published():
     pool = BlockPool(5, 4)
     first, second = pool.allocate(1), pool.allocate(1)
-    assert pool.publish(first[0], b"same") and not pool.publish(second[0], b"same")
+    assert pool.publish(first[0], b"same")
+    assert not pool.publish(second[0], b"same")
     pool.release(second)
     assert pool.match([b"same"]) == first
     pool.check_integrity([first])
@@ -146,19 +148,23 @@ def test_names_depend_on_everything_before_and_on_the_tenant():
     extend_digests(names, root_digest(), tokens, 4, 4)
     again: list[bytes] = names[:2]
     extend_digests(again, root_digest(), tokens, 4, 4)
-    assert again == names and len(set(names)) == 4
+    assert again == names
+    assert len(set(names)) == 4
     changed: list[bytes] = []
     extend_digests(changed, root_digest(), [99, *tokens[1:]], 4, 4)
     other: list[bytes] = []
     extend_digests(other, root_digest("tenant"), tokens, 4, 4)
-    assert not set(changed) & set(names) and not set(other) & set(names)
+    assert not set(changed) & set(names)
+    assert not set(other) & set(names)
     assert block_digest(names[0], [1, 2]) != block_digest(names[0], [1, 2, 0])
 
 
 def test_free_runs_merge_on_both_sides():
     runs = FreeRuns(1, 10)
     taken = list(runs.take_new(10, 10))
-    assert taken == list(range(1, 11)) and len(runs) == 0 and not runs.take_new(1, 1)
+    assert taken == list(range(1, 11))
+    assert len(runs) == 0
+    assert not runs.take_new(1, 1)
     for block in (3, 5, 4, 1, 2):
         runs.add(block)
     assert runs.runs() == {1: 5}

@@ -26,14 +26,17 @@ def test_500_requests_under_pressure_end_with_the_right_tokens(run_pressured, or
     engine, requests = run_pressured(seed, **options)
     scheduler = engine.scheduler
     scheduler.check_integrity()
-    assert scheduler.pool.used == 0 and not scheduler.running and not scheduler.waiting
+    assert scheduler.pool.used == 0
+    assert not scheduler.running
+    assert not scheduler.waiting
     assert {request.state for request in requests} == {RequestState.FINISHED}
     for request in requests:
         output = oracle(request.token_ids[: request.prompt_tokens], request.output_tokens)
         assert request.output_ids == output
         assert (request.finish_reason == "length") == (request.output_tokens == request.params.max_tokens)
     reasons = scheduler.counters.finished
-    assert sum(reasons.values()) == 500 and set(reasons) == {"length", "cancelled"}
+    assert sum(reasons.values()) == 500
+    assert set(reasons) == {"length", "cancelled"}
     assert scheduler.counters.preemptions > 10
     assert (scheduler.counters.cached_tokens > 0) == scheduler.pool.prefix_caching
 
@@ -73,7 +76,8 @@ def test_the_last_token_is_never_published_before_it_is_written(make_engine, mak
     follow = make_request("follow", [*first.token_ids, 9, 9], 4)
     engine.scheduler.add(follow)
     engine.run()
-    assert follow.cached_tokens == 0 and follow.output_ids == oracle([*first.token_ids[:4], 9, 9], 4)
+    assert follow.cached_tokens == 0
+    assert follow.output_ids == oracle([*first.token_ids[:4], 9, 9], 4)
 
 
 def test_tenants_do_not_share_blocks(make_engine, make_request):
@@ -102,7 +106,8 @@ def test_followers_of_a_cancelled_leader_still_run(make_engine, make_request, or
     engine.scheduler.add(group[0], followers=group[1:])
     engine.scheduler.cancel(group[0])
     engine.run()
-    assert group[0].output_ids == [] and group[1].output_ids == oracle([1, 2, 3], 6)
+    assert group[0].output_ids == []
+    assert group[1].output_ids == oracle([1, 2, 3], 6)
 
 
 def test_cancel_at_every_moment(make_engine, make_request):
@@ -118,7 +123,8 @@ def test_cancel_at_every_moment(make_engine, make_request):
         assert not engine.scheduler.cancel(request)
         tokens = request.output_tokens
         engine.run()
-        assert request.output_tokens == tokens and other.output_tokens == 20
+        assert request.output_tokens == tokens
+        assert other.output_tokens == 20
         assert engine.scheduler.pool.used == 0
 
 
@@ -131,7 +137,8 @@ def test_a_cancel_during_the_step_drops_its_token(make_engine, make_request):
     engine.scheduler.complete(batch, engine.device.execute(batch))
     assert request.output_tokens == 0
     engine.run()
-    assert request.finish_reason == "cancelled" and engine.scheduler.take_touched() == [request]
+    assert request.finish_reason == "cancelled"
+    assert engine.scheduler.take_touched() == [request]
 
 
 def test_bad_logits_end_only_their_request_and_poison_no_cache(make_engine, make_request):
@@ -143,7 +150,8 @@ def test_bad_logits_end_only_their_request_and_poison_no_cache(make_engine, make
     batch = engine.scheduler.schedule()
     result = engine.device.execute(batch)
     engine.scheduler.complete(batch, StepResult([-1, result.tokens[1]]))
-    assert bad.finish_reason == "error" and "NaN" in bad.error
+    assert bad.finish_reason == "error"
+    assert "NaN" in bad.error
     engine.run()
     assert good.finish_reason == "length"
     again = make_request("again", list(range(9)), 2)
@@ -162,8 +170,10 @@ def test_stop_tokens_and_min_tokens(make_engine, make_request, oracle):
     later.stop_ids = frozenset({expected[2], expected[5]})
     engine.scheduler.add(later)
     engine.run()
-    assert request.output_ids == expected[:3] and request.finish_reason == "stop"
-    assert later.output_ids == expected[:6] and later.finish_reason == "stop"
+    assert request.output_ids == expected[:3]
+    assert request.finish_reason == "stop"
+    assert later.output_ids == expected[:6]
+    assert later.finish_reason == "stop"
 
 
 def test_impossible_requests_are_refused_with_the_reason(make_engine, make_request):
@@ -187,7 +197,8 @@ def test_max_tokens_is_cut_at_the_end_of_the_context(make_engine, make_request):
     request = make_request("x", [1] * 250, 100)
     engine.scheduler.add(request)
     engine.run()
-    assert request.output_tokens == 6 and request.finish_reason == "length"
+    assert request.output_tokens == 6
+    assert request.finish_reason == "length"
 
 
 def test_priorities_and_aging(make_request):
