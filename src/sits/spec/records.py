@@ -44,6 +44,7 @@ class RequestRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     output_tokens: int = 0
     token_source: str = "engine"  # engine | usage | tokenizer | chunks
     requested_output_tokens: int | None = None
+    choices: int = 1  # n; the chunks are those of choice 0, output_tokens counts all
     finish_reason: str | None = None
     error: str | None = None
     error_kind: str | None = None  # http_500, connect, timeout_idle, stream_error, ...
