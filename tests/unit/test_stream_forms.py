@@ -63,7 +63,9 @@ def test_itl_and_tpot_are_exact_in_every_form(mode, api):
     assert series["tpot"].values == pytest.approx([5.0], abs=0.05)
     assert series["itl"].values.mean() == pytest.approx(5.0, abs=0.05)
     expected = 35.0 if mode == "coalesced" and api == "responses" else 30.0 if mode == "coalesced" else 20.0
-    assert series["ttft"].values == pytest.approx([expected], abs=1.0 if mode == "split" else 5.1 * (mode == "coalesced"))
+    assert series["ttft"].values == pytest.approx(
+        [expected], abs=1.0 if mode == "split" else 5.1 * (mode == "coalesced")
+    )
 
 
 @given(st.sampled_from(sorted(set(FORMS) - {"big_event", "coalesced"})), st.integers(1, 70), st.integers(1, 40))

@@ -147,7 +147,7 @@ def timeline_metrics(
     figures |= _tail_figures(figures, series["itl"], columns, sums, concurrency or in_flight, in_flight)
     figures |= _share_figures(timeline, slo or {})
     if energy_joules is not None:
-        produced = float(timeline.output_tokens[timeline.ok].sum())
+        produced = float((timeline.output_tokens * timeline.choices)[timeline.ok].sum())
         per_token = energy_per_token(energy_joules, produced)
         figures["energy_per_token"] = Figure(
             value=per_token, unit="J/token", n=int(produced), reason=None if per_token else "no token was produced"

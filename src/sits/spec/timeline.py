@@ -52,7 +52,8 @@ class Timeline:
     ok: Mask  # [n]
     counted: Mask  # [n] false for requests the harness itself cancelled
     prompt_tokens: Array  # [n] 0 where unknown
-    output_tokens: Array  # [n] tokens seen in chunks
+    output_tokens: Array  # [n] tokens seen in chunks (of choice 0)
+    choices: Array  # [n] answers per request; the chunks are those of the first
     first_token: Array  # [n] offset of the first token, NaN without
     first_visible: Array  # [n] offset of the first visible token, NaN where not reported
     first_chunk_tokens: Array  # [n]
@@ -108,7 +109,7 @@ class Timeline:
         at = self.due[self.chunk_owner] + self.chunk_time
         inside = (at >= window.start) & (at <= window.end) & self.ok[self.chunk_owner]
         counts = np.bincount(self.chunk_owner, weights=self.chunk_tokens * inside, minlength=self.requests)
-        return counts.astype(np.float64)
+        return counts * self.choices
 
     def residence_within(self, window: Window) -> Array:
         """Seconds each counted request was in flight inside ``window``, ``[n]``."""
@@ -130,7 +131,7 @@ def chunk_token_counts(record: RequestRecord) -> list[int] | None:
     chunks = len(record.chunk_times_ns)
     if record.chunk_tokens is not None and len(record.chunk_tokens) == chunks:
         return record.chunk_tokens
-    total = record.output_tokens
+    total = record.output_tokens // max(1, record.choices)
     if chunks == 0 or total <= 0 or abs(total - chunks) <= max(1, 0.05 * chunks):
         return None
     return [(k + 1) * total // chunks - k * total // chunks for k in range(chunks)]
@@ -173,6 +174,7 @@ def build_timeline(records: Sequence[RequestRecord]) -> Timeline:
         counted=np.fromiter((record.status != CANCELLED for record in records), dtype=np.bool_, count=n),
         prompt_tokens=np.fromiter((record.prompt_tokens or 0 for record in records), dtype=np.float64, count=n),
         output_tokens=np.bincount(owner, weights=tokens, minlength=n).astype(np.float64),
+        choices=np.fromiter((record.choices for record in records), dtype=np.float64, count=n),
         first_token=first,
         first_visible=visible,
         first_chunk_tokens=first_tokens,
