@@ -1,4 +1,4 @@
-"""FP8 (e4m3) weights with one scale per output row, and activations with one scale per token."""
+"""FP8 (e4m3) weights with one scale per output row: the neutral form between checkpoints and kernels."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from sits.errors import InputError
-
-E4M3_MAX = 448.0
-FP8_DTYPE = torch.float8_e4m3fn
+from sits.kernels.fp8 import FP8_DTYPE, quantize_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +57,3 @@ class Fp8Codes:
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """[N, K] dense; computed in float32, rounded once to ``dtype``."""
         return (self.q.float() * self.scale.unsqueeze(1)).to(dtype)
-
-
-def quantize_rows(x: torch.Tensor, scale_dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
-    """x[M, K] -> (e4m3 values [M, K], float32 scale [M]); one scale per row, absmax / 448.
-
-    An all-zero row gets the smallest normal scale. Values saturate at +-448, as e4m3fn would turn overflow into NaN.
-    """
-    wide = x.float()
-    scale = (wide.abs().amax(-1) / E4M3_MAX).to(scale_dtype).float()
-    # A comparison with NaN is false: it must stay in the scale, so that callers can see it.
-    scale = torch.where(scale == 0, torch.finfo(scale_dtype).tiny, scale)
-    return (wide / scale.unsqueeze(-1)).clamp_(-E4M3_MAX, E4M3_MAX).to(FP8_DTYPE), scale
-
-
-def linear_emulated(x: torch.Tensor, weight: Fp8Codes, bias: torch.Tensor | None) -> torch.Tensor:
-    """What the FP8 tensor cores compute, in float32: e4m3 x e4m3 products, float32 sums, both scales, then bias."""
-    q, scale = quantize_rows(x)
-    product = q.float() @ weight.q.float().T
-    result = product * scale.unsqueeze(1) * weight.scale
-    return (result if bias is None else result + bias.float()).to(x.dtype)

@@ -85,10 +85,7 @@ def fit_grid(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Least-squares scale and minimum [N, G] of target ~ codes * scale + minimum, as ``zero`` allows."""
     if zero == "symmetric":
-        signed = codes - 8.0
-        power = (signed * signed).sum(-1)
-        fitted = (signed * target).sum(-1) / power.clamp_min(1.0)
-        scale = round_scale(torch.where((power > 0) & (fitted > 0), fitted, scale), scale_dtype)
+        scale = fit_scale(target, codes - 8.0, scale, scale_dtype)
         return scale, scale * -8.0
     mean_code, mean_target = codes.mean(-1, keepdim=True), target.mean(-1, keepdim=True)
     centred = codes - mean_code
@@ -97,8 +94,19 @@ def fit_grid(
     scale = round_scale(torch.where((power > 1e-3) & (fitted > 0), fitted, scale), scale_dtype)
     minimum = (mean_target - mean_code * scale.unsqueeze(-1)).squeeze(-1)
     if zero == "integer":
-        return scale, scale * -integer_zero(minimum, scale)
+        point = integer_zero(minimum, scale)
+        scale = fit_scale(target, codes - point.unsqueeze(-1), scale, scale_dtype)  # best for the rounded zero
+        return scale, scale * -point
     return scale, round_scale(minimum, scale_dtype, positive=False)
+
+
+def fit_scale(
+    target: torch.Tensor, steps: torch.Tensor, scale: torch.Tensor, scale_dtype: torch.dtype
+) -> torch.Tensor:
+    """Least-squares scale [N, G] of target ~ steps * scale; the old one where there is none above 0."""
+    power = (steps * steps).sum(-1)
+    fitted = (steps * target).sum(-1) / power.clamp_min(1.0)
+    return round_scale(torch.where((power > 0) & (fitted > 0), fitted, scale), scale_dtype)
 
 
 def error_norm(

@@ -91,6 +91,16 @@ class Int4Codes:
         """Rows start..stop as views."""
         return Int4Codes(self.q[start:stop], self.scale[start:stop], self.minimum[start:stop], self.group_size)
 
+    def select(self, rows: torch.Tensor) -> Int4Codes:
+        """The rows of an index tensor, in its order."""
+        return Int4Codes(self.q[rows], self.scale[rows], self.minimum[rows], self.group_size)
+
+    def zero_kind(self) -> ZeroKind:
+        """``symmetric``, ``integer`` or ``float``: the simplest form that holds these minimums."""
+        if self.is_symmetric():
+            return "symmetric"
+        return "float" if self.zero_points() is None else "integer"
+
     def to(self, device: torch.device | str) -> Int4Codes:
         """The same weight on another device."""
         return Int4Codes(self.q.to(device), self.scale.to(device), self.minimum.to(device), self.group_size)

@@ -13,7 +13,9 @@ from sits.errors import InputError
 from sits.models.config import ModelConfig, RopeConfig
 from sits.models.loading.fingerprint import file_hash
 from sits.models.loading.source import WeightSource
+from sits.quant.formats import WeightCodes
 from sits.quant.gguf import GGUFFile
+from sits.quant.gguf_int4 import BLOCK_BYTES, codes_from_blocks
 
 FAMILIES = {"llama": "llama", "qwen2": "qwen2", "phi3": "phi3"}
 _LAYER_NAMES = {
@@ -152,6 +154,15 @@ class GGUFSource(WeightSource):
                 target = torch.empty_like(order)
                 target[order] = torch.arange(len(order))
                 rows.index_copy_(0, target[first : first + count].to(out.device), values.to(out))
+
+    def stored_codes(self, tensor: str) -> WeightCodes | None:
+        stored = self._locate(tensor)
+        if stored is None or self.file.tensors[stored].type_name not in BLOCK_BYTES:
+            return None
+        raw = torch.from_numpy(self.file.raw(stored).copy())
+        codes = codes_from_blocks(raw, self.file.tensors[stored].type_name)
+        order = self.row_order(tensor)
+        return codes if order is None else codes.select(order)
 
     def row_order(self, tensor: str) -> torch.Tensor | None:
         """Stored row for each wanted row of a q or k projection, or None when the order is right already."""

@@ -12,6 +12,7 @@ from sits.errors import InputError
 from sits.models.config import ModelConfig
 from sits.models.llama import LlamaModel
 from sits.models.loading.build import LinearFormat, build_model
+from sits.models.loading.linear_formats import linear_format_for
 from sits.models.loading.resolve import ModelLocation, resolve
 from sits.models.loading.source import WeightSource
 
@@ -71,9 +72,13 @@ def open_source(location: ModelLocation) -> tuple[WeightSource, ModelConfig]:
 
         gguf_source = GGUFSource(location.path)
         return gguf_source, gguf_source.config
+    from sits.models.loading.quantized_source import QuantizedSource, read_quantization_config
     from sits.models.loading.safetensors_source import SafetensorsSource
 
-    folder_source = SafetensorsSource(location.path)
+    quantization = read_quantization_config(location.path)
+    folder_source = (
+        SafetensorsSource(location.path) if quantization is None else QuantizedSource(location.path, quantization)
+    )
     return folder_source, folder_source.config
 
 
@@ -83,18 +88,21 @@ def load_model(
     dtype: str = "auto",
     device: str = "auto",
     max_context: int = 0,
+    quantization: str | None = None,
     linear_format: LinearFormat | None = None,
 ) -> LoadedModel:
     """Load a model by name (see ``resolve``). Every user mistake is an ``InputError``.
 
-    ``max_context`` bounds the usable positions (0 = all the model has). ``linear_format`` may replace dense linears
-    by quantised ones while they are read.
+    ``max_context`` bounds the usable positions (0 = all the model has). ``quantization`` says how linears are held
+    (see ``linear_formats.linear_format_for``): None keeps what the checkpoint says, else ``int4-g32``, ``fp8``,
+    ``dense``, ``stored`` or a plan file. ``linear_format`` replaces that rule by a function.
     """
     started = time.monotonic()
     location = resolve(name)
     target = choose_device(device)
     target_dtype = choose_dtype(dtype, target)
     source, config = open_source(location)
+    linear_format = linear_format or linear_format_for(quantization, source)
     from sits.models.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(location, source, config)

@@ -6,11 +6,11 @@ Tensors are named as Hugging Face names them (``model.layers.0.self_attn.q_proj.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 import torch
 
 from sits.errors import InputError
+from sits.quant.formats import WeightCodes
 
 
 class WeightSource(ABC):
@@ -30,8 +30,8 @@ class WeightSource(ABC):
     def weight_hash(self) -> dict[str, str]:
         """How the card identifies these weights: ``sha256``, or ``fingerprint`` for files too large to hash."""
 
-    def int4_codes(self, tensor: str) -> Any | None:
-        """The tensor as ``sits.quant.int4.Int4Codes`` when it is stored as INT4 already (lossless), else None."""
+    def stored_codes(self, tensor: str) -> WeightCodes | None:
+        """The tensor in its own quantised form (no loss) when it is stored as INT4 or FP8, else None."""
         return None
 
     def has(self, tensor: str) -> bool:

@@ -1,0 +1,96 @@
+"""The real model held as INT4: GGUF Q4_1 keeps its very numbers, and a 4-bit model still answers."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from sits.errors import InputError
+from sits.kernels.attention_batch import AttentionBatch
+from sits.models.loading import load_model
+from sits.models.loading.gguf_source import GGUFSource
+from sits.models.loading.resolve import resolve
+from sits.quant.int4 import Int4Codes
+from sits.quant.kv import allocate_kv_cache
+
+MODEL = "smollm2-135m"
+
+
+def one_request(tokens: int) -> AttentionBatch:
+    blocks = -(-tokens // 16)
+    table = torch.arange(blocks, dtype=torch.int32).unsqueeze(0)
+    lengths = torch.tensor([tokens], dtype=torch.int32)
+    start = torch.tensor([0, tokens], dtype=torch.int32)
+    steps = torch.arange(tokens)
+    return AttentionBatch(steps, steps, start, lengths, table, 16, 0, [tokens], [tokens], [list(range(blocks))])
+
+
+@cache
+def loaded(quantization: str | None):
+    return load_model(MODEL, quantization=quantization, dtype="float32", device="cpu")
+
+
+def logits(quantization: str | None, text: str, kv_dtype: str = "auto") -> torch.Tensor:
+    model = loaded(quantization)
+    ids = torch.tensor(model.tokenizer.encode(text))
+    config = model.config
+    kv = allocate_kv_cache(
+        kv_dtype, config.layers, -(-len(ids) // 16), 16, config.kv_heads, config.head_dim, torch.float32, "cpu"
+    )
+    with torch.inference_mode():
+        return model.model.forward(ids, one_request(len(ids)), kv, torch.arange(len(ids)))
+
+
+TEXT = "The first programmable computer was built in Berlin. It read its program from punched film, and"
+
+
+def divergence(first: torch.Tensor, second: torch.Tensor) -> float:
+    """Mean KL(first || second) per token, nats."""
+    p, q = first.log_softmax(-1), second.log_softmax(-1)
+    return float((p.exp() * (p - q)).sum(-1).mean())
+
+
+def test_requantizing_real_q4_1_tensors_with_a_float_minimum_is_lossless():
+    source = GGUFSource(resolve(MODEL).path)
+    checked = 0
+    for layer in (0, 14, 29):
+        for module in ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj"):
+            name = f"model.layers.{layer}.{module}.weight"
+            dense = torch.empty(source.shape(name))
+            source.read_into(name, dense)
+            stored = source.stored_codes(name)
+            assert isinstance(stored, Int4Codes)
+            # Decoded by us and by the gguf package: the same float32 numbers, rotary row order included.
+            assert torch.equal(stored.dequantize(), dense)
+            again = Int4Codes.from_dense(dense, 32, "float")
+            assert torch.equal(again.dequantize(), dense)
+            checked += 1
+    assert checked == 9
+
+
+def test_model_held_as_stored_int4_gives_the_dense_logits():
+    dense, int4 = logits(None, TEXT), logits("int4-g32", TEXT)
+    assert divergence(dense, int4) < 1e-8
+    cards = loaded(None).card, loaded("int4-g32").card
+    assert cards[1]["linear_precisions"] == {"int4-g32-float": 120, "float32": 1}
+    assert cards[1]["weight_bytes"] < 0.35 * cards[0]["weight_bytes"]
+
+
+@pytest.mark.parametrize(("quantization", "kv", "bound"), [("int4-g32", "int8", 0.02), ("fp8", "auto", 0.2)])
+def test_eight_bit_parts_stay_close_to_full_precision(quantization, kv, bound):
+    difference = divergence(logits(None, TEXT), logits(quantization, TEXT, kv))
+    assert 1e-7 < difference < bound
+
+
+@pytest.mark.parametrize(("quantization", "kv"), [(None, "auto"), ("int4-g32", "int8"), ("fp8", "auto")])
+def test_one_word_answer_survives_quantization(quantization, kv):
+    model = loaded(quantization)
+    answer = logits(quantization, "The capital of France is", kv)[-1].argmax()
+    assert model.tokenizer.decode([int(answer)]).strip() == "Paris"
+
+
+def test_unknown_quantization_is_an_input_error():
+    with pytest.raises(InputError, match="int4-g32"):
+        load_model(MODEL, quantization="int5")
