@@ -1,0 +1,346 @@
+"""Drives a client through one load level: who sends when, which requests count, when it is over.
+
+All timing decisions of a load level are made here, on one event loop, by one scheduler. The client only carries out
+requests. Per request the runner costs a few microseconds; progress is read from counters by someone else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from sits.bench.client import Client, RequestSpec
+from sits.bench.load import LiveState, Load, RunOptions
+from sits.bench.rounds import Rounds
+from sits.bench.timer import PreciseTimer
+from sits.bench.workload import Workload
+from sits.spec.records import CANCELLED, ERROR, OK, TIMEOUT, RequestRecord
+from sits.spec.result import Convergence
+
+_BACK_OFF_AFTER = 8
+_BACK_OFF_S = 0.05  # pause of a closed-loop caller while everything fails, so that a dead target is not hammered
+
+
+@dataclass(slots=True)
+class PointOutcome:
+    """What a load level left: all records (phases told apart), and how it ended."""
+
+    records: list[RequestRecord]
+    convergence: Convergence
+    started_ns: int = 0
+    partial: bool = False
+    next_index: int = 0  # first prompt index that was not used
+    notes: list[str] = field(default_factory=list)
+
+
+class PointRunner:
+    """Runs one load level once: ``await PointRunner(...).run()``.
+
+    A *unit* is what one caller or one arrival does: a request, or all turns of a conversation.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        workload: Workload,
+        load: Load,
+        options: RunOptions,
+        *,
+        point: int = 0,
+        seed: int = 0,
+        stop: asyncio.Event | None = None,
+        live: LiveState | None = None,
+        first_index: int = 0,
+    ):
+        self.client, self.workload, self.load, self.options = client, workload, load, options
+        self.point, self.seed = point, seed
+        self.stop = stop or asyncio.Event()
+        self.live = live or LiveState()
+        self.records: list[RequestRecord] = []
+        self.notes: list[str] = []
+        # A trace runs once, as it is; a count of open-loop requests cannot grow without a hole in the arrivals.
+        fixed = load.mode == "trace" or (load.mode == "open" and load.duration_s is None)
+        by_count = load.requests if load.duration_s is None else None
+        self.rounds = Rounds(
+            options.tolerance,
+            options.rounds,
+            options.rounds if fixed else options.max_rounds,
+            len(load.offsets or ()) if load.mode == "trace" else by_count,
+            steady_load=load.mode != "trace" and (load.arrivals is None or load.arrivals.process != "ramp"),
+        )
+        self._first_index = self._index = first_index  # prompts differ between load levels too
+        self._fillers = first_index
+        self._taken = 0  # measured requests started
+        self._units = 0  # measured units under way
+        self._failures = 0  # in a row
+        self._sending = True  # false once no further measured unit may start
+        self._over = False
+        self._window_start = 0  # duration mode: measured requests due before it belong to dropped rounds
+        self._cut_status = CANCELLED
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> PointOutcome:
+        """Carry out the load level. Never raises for failed requests; a stop leaves a partial outcome."""
+        loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = loop.create_future()
+        self._more: asyncio.Future[None] = loop.create_future()
+        self._timer = PreciseTimer(loop)
+        live, load = self.live, self.load
+        live.begin(load, self.rounds.requests)
+        live.rounds = self.rounds.values
+        started = time.monotonic_ns()
+        try:
+            with _calm_collector():
+                self._spawn(self._watch_stop())
+                if load.mode == "closed":
+                    self._start_callers()
+                else:
+                    self._spawn(self._send_on_schedule(started))
+                    if load.mode == "open" and load.duration_s is not None:
+                        self._spawn(self._keep_time(started))
+                await self._ended
+        finally:
+            self._over = True
+            while self._tasks:
+                tasks = list(self._tasks)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks, timeout=5)
+            self._timer.close()
+        self._choose_measured()
+        return PointOutcome(self.records, self.rounds.verdict(), started, self.stop.is_set(), self._index, self.notes)
+
+    # --- closed loop
+
+    def _start_callers(self) -> None:
+        callers = self.load.concurrency or 1
+        enough = self.load.requests is None or self.load.requests >= callers
+        ramp = callers if self.options.ramp and callers > 1 and enough else 0
+        self.live.stage = "ramp" if ramp else "measure"
+        for number in range(callers):
+            self._spawn(self._caller(number, ramp))
+
+    async def _caller(self, number: int, ramp: int) -> None:
+        if ramp:
+            spec = self.workload.request(self._first_index + number, "warmup")
+            # Shares of the full length, so that the callers end up spread evenly over a request.
+            spec.max_tokens = max(1, math.ceil(spec.max_tokens * (number + 1) / ramp))
+            await self._carry_out(spec, "warmup", time.monotonic_ns())
+        while not self._over:
+            if self._may_start():
+                self._begin_unit()
+                await self._unit(self.workload.request(self._index - 1), None)
+            elif self._units > 0 and self.options.fill and self.load.concurrency != 1:
+                self._fillers += 1
+                spec = self.workload.request(self._fillers - 1, "cooldown")
+                await self._carry_out(spec, "cooldown", time.monotonic_ns())
+            elif self._sending:
+                await asyncio.shield(self._more)  # another round may be added
+            else:
+                return
+
+    def _may_start(self) -> bool:
+        if not self._sending:
+            return False
+        return self.rounds.requests is None or self._taken < self.rounds.quota()
+
+    # --- open loop and trace
+
+    async def _send_on_schedule(self, start: int) -> None:
+        load = self.load
+        self.live.stage = "measure"
+        if load.mode == "trace":
+            offsets: Iterator[float] = iter(load.offsets or ())
+        else:
+            assert load.arrivals is not None
+            offsets = load.arrivals.offsets(self.seed)
+        for offset in offsets:
+            if load.mode == "trace" and load.duration_s is not None and offset > load.duration_s:
+                break
+            due = start + round(offset * 1e9)
+            await self._timer.sleep_until(due)
+            if not self._sending:
+                return
+            self._begin_unit()
+            self._spawn(self._unit(self.workload.request(self._index - 1), due))
+            if self.rounds.requests is not None and self._taken >= self.rounds.requests:
+                break
+        self._stop_sending()
+
+    # --- units and requests
+
+    def _begin_unit(self) -> None:
+        if self._taken == 0 and self.load.mode == "closed":
+            self.live.stage = "measure"
+            if self.load.duration_s is not None:  # time starts with the first measured request
+                self._spawn(self._keep_time(time.monotonic_ns()))
+        self._taken += 1
+        self._index += 1
+        self._units += 1
+
+    async def _unit(self, spec: RequestSpec, due: int | None) -> None:
+        """A measured request and its further turns. ``due`` is None in closed loop: due when the caller is free."""
+        try:
+            while True:
+                if due is None and self._failures >= _BACK_OFF_AFTER:
+                    await asyncio.sleep(_BACK_OFF_S)
+                record = await self._carry_out(spec, "measure", time.monotonic_ns() if due is None else due)
+                following = self.workload.follow_up(spec, record)
+                if following is None or self._over or (due is None and not self._sending):
+                    return
+                pause, spec = following
+                planned = time.monotonic_ns() + round(pause * 1e9)
+                await self._timer.sleep_until(planned)
+                self._taken += 1
+                due = None if due is None else planned
+        finally:
+            self._units -= 1
+            self._finish_if_idle()
+
+    async def _carry_out(self, spec: RequestSpec, phase: str, due: int) -> RequestRecord:
+        live, measured = self.live, phase == "measure"
+        live.in_flight += 1
+        live.sent += measured
+        try:
+            record = await self.client.send(spec, due)
+        except asyncio.CancelledError:
+            if measured:
+                self._store(_unfinished(spec, due, self._cut_status), phase)
+            raise
+        except Exception as error:  # a client must not raise; if one does, the run must not die with it
+            record = _unfinished(spec, due, ERROR)
+            record.error, record.error_kind = f"{type(error).__name__}: {error}", "client_exception"
+        finally:
+            live.in_flight -= 1
+        if self._over and record.status == CANCELLED:  # the client noticed the cut itself
+            record.status = self._cut_status
+        if measured or record.status != CANCELLED:
+            self._store(record, phase)
+        return record
+
+    def _store(self, record: RequestRecord, phase: str) -> None:
+        record.phase, record.point = phase, self.point
+        self.records.append(record)
+        failed = record.status not in (OK, CANCELLED)
+        self._failures = self._failures + 1 if failed else 0
+        if phase == "measure":
+            live = self.live
+            live.done += 1
+            live.failed += failed
+            live.tokens += record.output_tokens
+            self.rounds.add(record)
+            if not self._over and self.rounds.due():
+                self._end_round()
+        if self._failures >= max(self.options.give_up_after, 5 * (self.load.concurrency or 0)) and self._sending:
+            self.notes.append(f"stopped after {self._failures} failures in a row; the last: {record.error}")
+            self._stop_sending()
+
+    # --- when it is over
+
+    def _end_round(self) -> None:
+        if self.rounds.close():
+            self._stop_sending()
+        self._tell_callers()
+
+    async def _keep_time(self, start: int) -> None:
+        """Ends rounds by the clock."""
+        self.live.started_ns = start
+        assert self.load.duration_s is not None
+        count = self.options.rounds
+        part = round(self.load.duration_s * 1e9 / count)
+        while self._sending:
+            number = len(self.rounds.values) + 1
+            await self._timer.sleep_until(start + number * part)
+            self._window_start = start + max(0, number - count) * part
+            self._end_round()
+
+    def _stop_sending(self) -> None:
+        if self._sending:
+            self._sending = False
+            self.live.stage = "drain"
+            self._spawn(self._limit_drain())
+            self._tell_callers()
+        self._finish_if_idle()
+
+    async def _limit_drain(self) -> None:
+        await asyncio.sleep(self.options.drain_s)
+        if not self._ended.done():
+            self.notes.append(
+                f"{self._units} requests had no answer {self.options.drain_s:g} s after the last was sent"
+            )
+            self._cut_status = TIMEOUT  # unlike a request cut by Ctrl-C this is the target's failure
+            self._ended.set_result(None)
+
+    def _finish_if_idle(self) -> None:
+        if not self._sending and self._units == 0 and not self._ended.done():
+            self._ended.set_result(None)
+
+    async def _watch_stop(self) -> None:
+        await self.stop.wait()
+        self._sending = False
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def _tell_callers(self) -> None:
+        waiting, self._more = self._more, asyncio.get_running_loop().create_future()
+        if not waiting.done():
+            waiting.set_result(None)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        # A fault of our own (a workload that raises, a bug) must surface, not hang the run.
+        if not task.cancelled() and (error := task.exception()) is not None and not self._ended.done():
+            self._ended.set_exception(error)
+
+    def _choose_measured(self) -> None:
+        """Mark the requests of rounds before the last ones as warm-up: the window moved on past them."""
+        measured = [record for record in self.records if record.phase == "measure"]
+        if self.load.duration_s is not None:
+            early = [record for record in measured if record.t_due < self._window_start]
+        else:
+            early = measured[: max(0, len(measured) - self.rounds.requests)] if self.rounds.requests else []
+        for record in early:
+            record.phase = "warmup"
+        extra = len(self.rounds.values) - self.options.rounds
+        if early and extra > 0:
+            self.notes.append(f"{extra} rounds before the last {self.options.rounds} are left out (not settled)")
+
+
+def _unfinished(spec: RequestSpec, due: int, status: str) -> RequestRecord:
+    now = time.monotonic_ns()
+    return RequestRecord(
+        request_id=spec.request_id,
+        t_due=due,
+        t_sent=due,
+        t_end=now,
+        status=status,
+        prompt_tokens=spec.prompt_tokens,
+        requested_output_tokens=spec.max_tokens,
+        error="cut off by the load generator" if status == TIMEOUT else None,
+        error_kind="timeout_drain" if status == TIMEOUT else None,
+    )
+
+
+@contextmanager
+def _calm_collector() -> Iterator[None]:
+    """Keep the garbage collector from walking all records again and again in the middle of a measurement."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 1000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
