@@ -72,10 +72,10 @@ class Request:
         *,
         arrival_ns: int = 0,
         priority: int = 0,
-        on_update: Callable[[Request, int], None] | None = None,
+        on_update: Callable[[Request], None] | None = None,
         detokenizer: IncrementalDetokenizer | None = None,
     ):
-        """``on_update(request, new_tokens)`` runs on the engine thread after each step that gave it something."""
+        """``on_update(request)`` runs on the engine thread when it got a token or ended."""
         self.request_id = request_id
         self.params = params
         self.token_ids = list(prompt_ids)  # the prompt, then the output

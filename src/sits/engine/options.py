@@ -1,0 +1,123 @@
+"""What an engine can be told, in one place, and how the parts are put together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sits.cache.block_pool import BlockPool
+from sits.engine.event_log import DEFAULT_CAPACITY, EventLog
+from sits.engine.scheduler import Scheduler
+from sits.engine.scheduler_config import SchedulerConfig
+from sits.errors import InputError
+from sits.policy.queue_order import QueueOrder
+from sits.policy.token_budget import TokenBudget
+from sits.policy.victim_choice import VictimChoice
+
+if TYPE_CHECKING:
+    from sits.engine.core import EngineCore
+    from sits.models.model import CausalModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Options of an engine; ``None`` means chosen for the device. Sizes in tokens unless they say blocks."""
+
+    dtype: str = "auto"  # float32 on a CPU, bfloat16 on a GPU
+    device: str = "auto"
+    quantization: str | None = None  # int4-g32, fp8, a plan file, ...; None keeps what the checkpoint has
+    max_model_len: int | None = None  # None: all the model has
+    kv_blocks: int | None = None  # None: from free memory
+    block_size: int = 16
+    kv_dtype: str = "auto"  # auto | int8 | fp8
+    max_running: int | None = None  # requests in one step; None: 16 on a CPU, 256 on a GPU
+    max_step_tokens: int | None = None  # None: 512 on a CPU, 2048 on a GPU
+    max_waiting: int = 100_000
+    watermark: float = 0.02  # share of the blocks kept for running requests to grow into
+    prefix_caching: bool = True
+    cuda_graphs: bool = True
+    memory_share: float = 0.9  # of a GPU's memory
+    seed: int = 0  # for requests without a seed of their own
+    event_log: bool = True
+    event_capacity: int = DEFAULT_CAPACITY
+    budget: TokenBudget | None = field(default=None, compare=False)
+    order: QueueOrder | None = field(default=None, compare=False)
+    victims: VictimChoice | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "kv_blocks", "block_size", "max_running", "max_step_tokens", "max_waiting"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InputError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if not 0 < self.memory_share <= 1:
+            raise InputError(f"memory_share must be above 0 and at most 1, not {self.memory_share}")
+
+
+def build_core(model: CausalModel, options: EngineOptions, max_context: int) -> tuple[EngineCore, list[str]]:
+    """An engine around a loaded model, and notes on what was adjusted. ``max_context`` is the model's limit."""
+    from sits.engine.core import EngineCore
+    from sits.engine.runner import Runner, RunnerConfig
+
+    on_cpu = model.device.type == "cpu"
+    max_model_len = options.max_model_len or max_context
+    if max_model_len > max_context:
+        raise InputError(
+            f"max_model_len is {max_model_len}, but the model has a context of {max_context}", "Lower max_model_len"
+        )
+    max_running = options.max_running or (16 if on_cpu else 256)
+    max_step_tokens = options.max_step_tokens or max(512 if on_cpu else 2048, max_running)
+    runner = Runner(
+        model,
+        RunnerConfig(
+            block_size=options.block_size,
+            max_running=max_running,
+            max_step_tokens=max_step_tokens,
+            max_model_len=max_model_len,
+            kv_blocks=options.kv_blocks,
+            kv_dtype=options.kv_dtype,
+            memory_share=options.memory_share,
+            cuda_graphs=options.cuda_graphs,
+        ),
+    )
+    pool = BlockPool(runner.num_blocks, options.block_size, prefix_caching=options.prefix_caching)
+    notes: list[str] = []
+    room = pool.capacity * options.block_size
+    if room < max_model_len:
+        notes.append(f"context limited to {room} of {max_model_len} tokens: the KV cache holds no more")
+        max_model_len = room
+    if options.cuda_graphs and not on_cpu and runner.no_graphs_because:
+        notes.append(f"no CUDA graphs: {runner.no_graphs_because}")
+    log = EventLog(options.event_capacity, enabled=options.event_log)
+    config = SchedulerConfig(
+        max_model_len=max_model_len,
+        max_running=max_running,
+        max_step_tokens=max_step_tokens,
+        max_waiting=options.max_waiting,
+        watermark=options.watermark,
+    )
+    scheduler = Scheduler(config, pool, log, budget=options.budget, order=options.order, victims=options.victims)
+    return EngineCore(scheduler, runner, log), notes
+
+
+def engine_gauges(core: EngineCore) -> dict[str, float]:
+    """Queue, cache and counters at this moment, as plain numbers; safe to read from any thread."""
+    scheduler, pool, counters = core.scheduler, core.scheduler.pool, core.scheduler.counters
+    used = pool.used
+    gauges: dict[str, Any] = {
+        "waiting": len(scheduler.waiting),
+        "running": len(scheduler.running),
+        "kv_blocks": pool.capacity,
+        "kv_blocks_used": used,
+        "kv_blocks_cached": pool.cached,
+        "kv_use": used / pool.capacity,
+        "steps": counters.steps,
+        "step_tokens": counters.step_tokens,
+        "output_tokens": counters.output_tokens,
+        "prompt_tokens": counters.prompt_tokens,
+        "prefix_hit_tokens": counters.cached_tokens,
+        "prefix_hit_rate": counters.cached_tokens / max(1, counters.prompt_tokens),
+        "preemptions": counters.preemptions,
+        "recomputed_tokens": counters.recomputed_tokens,
+    }
+    gauges.update({f"finished_{reason}": count for reason, count in list(counters.finished.items())})
+    return {name: float(value) for name, value in gauges.items()}

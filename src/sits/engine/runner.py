@@ -1,0 +1,159 @@
+"""The device side of the engine: the model, its KV cache, and the execution of one step.
+
+It knows tensors and nothing of queues: the scheduler decides, the runner computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+import torch
+
+from sits.engine.decode_graphs import DecodeGraphs
+from sits.engine.kv_sizing import choose_block_count
+from sits.engine.sampler import Sampled, Sampler
+from sits.engine.step import StepBuilder, StepShape, StepTensors, view_step
+from sits.engine.step_batch import StepBatch
+from sits.engine.stopping import blocks_for
+from sits.engine.warm_up import decode_step, prefill_step
+from sits.errors import SitsError
+from sits.kernels.kv_cache import CacheTensor
+from sits.models.model import CausalModel
+from sits.quant.kv import allocate_kv_cache
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerConfig:
+    """Sizes the runner allocates for."""
+
+    block_size: int
+    max_running: int
+    max_step_tokens: int
+    max_model_len: int
+    kv_blocks: int | None = None  # None: from free memory
+    kv_dtype: str = "auto"
+    memory_share: float = 0.9  # of the device's memory, for everything
+    cuda_graphs: bool = True
+
+
+class Runner:
+    """Owns a model and its cache; one step at a time."""
+
+    def __init__(self, model: CausalModel, config: RunnerConfig):
+        self.model = model
+        self.config = config
+        self.device = model.device
+        shape = model.config
+        on_cuda = self.device.type == "cuda"
+        self._max_blocks = blocks_for(config.max_model_len, config.block_size)
+        self._builder = StepBuilder(config.block_size, config.max_running, self._max_blocks, pin_memory=on_cuda)
+        self._sampler = Sampler(shape.vocab_size, config.max_running, self.device)
+        self._graphs: DecodeGraphs | None = None
+        usable = choose_block_count(
+            model,
+            config.kv_blocks,
+            block_size=config.block_size,
+            max_running=config.max_running,
+            max_model_len=config.max_model_len,
+            kv_dtype=config.kv_dtype,
+            memory_share=config.memory_share,
+            activation_bytes=self._measure_activations() if on_cuda else 0,
+        )
+        self.num_blocks = usable + 1  # and the scratch block
+        self.kv_cache = self._allocate(self.num_blocks)
+        self.no_graphs_because: str | None = "switched off"
+        if config.cuda_graphs:
+            self.no_graphs_because = DecodeGraphs.usable(model)
+            if self.no_graphs_because is None:
+                self._graphs = DecodeGraphs(model, self.kv_cache, self._builder, config.max_running, self._max_blocks)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the whole cache."""
+        return sum(k.nbytes + v.nbytes for k, v in self.kv_cache)
+
+    @torch.inference_mode()
+    def execute(self, batch: StepBatch) -> Sampled | None:
+        """Compute one step; ``fetch()`` of the result waits for it. ``None`` when no row samples.
+
+        Raises ``SitsError`` when the device is out of memory.
+        """
+        try:
+            if self._graphs is not None and batch.num_decodes == len(batch.requests) == len(batch.sample_rows):
+                logits = self._graphs.run(batch)
+            else:
+                inputs = self._prepare(batch)
+                logits = self.model.forward(inputs.token_ids, inputs.batch, self.kv_cache, inputs.logits_rows)
+            if not batch.sample_rows:
+                return None
+            return self._sampler.sample(logits, [batch.requests[row] for row in batch.sample_rows])
+        except torch.OutOfMemoryError as error:
+            raise SitsError(
+                f"out of memory in a step of {batch.num_tokens} tokens: {str(error).splitlines()[0]}",
+                "Lower max_step_tokens, max_running or kv_blocks",
+            ) from error
+
+    def wait(self) -> None:
+        """Wait for everything given to the device; a step without a result to fetch needs it."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def zero_blocks(self, blocks: list[int]) -> None:
+        """Clear blocks that may hold values that are not finite: masked reads multiply them by zero."""
+        index = torch.tensor(blocks, device=self.device)
+        with torch.inference_mode():
+            for pair in self.kv_cache:
+                for cache in pair:
+                    tensor = cache if isinstance(cache, torch.Tensor) else cache.scale  # scale 0 reads as 0
+                    tensor.index_fill_(0, index, 0)
+
+    def warm_up(self, rows: Sequence[int] = (1,)) -> float:
+        """Run one prefill and a decode step for each number of ``rows``, so that nothing is compiled or captured
+        later for these sizes; returns the seconds it took."""
+        started = monotonic()
+        config = self.config
+        steps = [prefill_step(config.max_step_tokens, config.max_model_len, config.max_running, config.block_size)]
+        steps += [decode_step(count, 2, config.block_size) for count in rows]
+        for step in steps:
+            result = self.execute(step)
+            if result is not None:
+                result.fetch()
+        return monotonic() - started
+
+    def _prepare(self, batch: StepBatch) -> StepTensors:
+        rows = len(batch.requests)
+        shape = StepShape(sum(batch.counts), rows, len(batch.sample_rows), self._builder.widest(batch))
+        packed = self._builder.pack(batch, shape)
+        if self.device.type != "cpu":
+            packed = packed.to(self.device, non_blocking=True)
+        inputs = view_step(packed, shape, self.config.block_size, batch.num_decodes)
+        inputs.batch.query_lens_host = batch.counts
+        inputs.batch.context_lens_host = [r.num_computed + n for r, n in zip(batch.requests, batch.counts)]
+        inputs.batch.blocks_host = [request.blocks for request in batch.requests]
+        return inputs
+
+    def _allocate(self, blocks: int) -> list[tuple[CacheTensor, CacheTensor]]:
+        shape, config = self.model.config, self.config
+        return allocate_kv_cache(
+            config.kv_dtype,
+            shape.layers,
+            blocks,
+            config.block_size,
+            shape.kv_heads,
+            shape.head_dim,
+            self.model.dtype,
+            self.device,
+        )
+
+    def _measure_activations(self) -> int:
+        """Bytes the largest steps need beside weights and cache: run them once over a cache of one block."""
+        self.kv_cache = self._allocate(1)
+        before = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self.warm_up([self.config.max_running])
+        torch.cuda.synchronize(self.device)
+        peak = torch.cuda.max_memory_allocated(self.device) - before
+        self.kv_cache = []
+        return peak

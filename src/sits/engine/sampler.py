@@ -1,0 +1,120 @@
+"""Logits to tokens, on the device, for requests with different parameters in one batch.
+
+Nothing here waits for the device: what must be known on the host (who is greedy, who has a filter) is known from
+the requests. A row whose logits are not finite gets token -1, so the check costs no extra transfer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sits.engine.filters import keep_threshold
+from sits.engine.noise import uniform
+from sits.engine.penalties import PenaltyTables
+from sits.engine.request import Request
+from sits.engine.step_batch import StepResult
+
+_COLUMNS = 5  # temperature, top_p, min_p, top_k, random number
+
+
+@dataclass(slots=True)
+class Sampled:
+    """Chosen tokens, still on the device."""
+
+    tokens: torch.Tensor  # [R] int64; -1 where the logits were not finite
+    wanted: list[int] | None = None  # rows with log-probabilities
+    own: torch.Tensor | None = None  # [len(wanted)]
+    top_values: torch.Tensor | None = None  # [len(wanted), most alternatives asked for]
+    top_tokens: torch.Tensor | None = None
+    counts: list[int] | None = None  # alternatives of each wanted row
+
+    def fetch(self) -> StepResult:
+        """Wait for the device and bring the result to the host."""
+        tokens = self.tokens.tolist()
+        if self.wanted is None:
+            return StepResult(tokens)
+        assert self.own is not None
+        assert self.top_values is not None
+        assert self.top_tokens is not None
+        assert self.counts is not None
+        entries: list[tuple[float, list[tuple[int, float]]] | None] = [None] * len(tokens)
+        rows = zip(self.wanted, self.own.tolist(), self.top_tokens.tolist(), self.top_values.tolist(), self.counts)
+        for row, own, ids, values, count in rows:
+            entries[row] = (own, list(zip(ids[:count], values[:count])))
+        return StepResult(tokens, entries)
+
+
+class Sampler:
+    """Samples for all requests of one engine."""
+
+    def __init__(self, vocab_size: int, max_rows: int, device: torch.device):
+        self._vocab_size = vocab_size
+        self._max_rows = max_rows
+        self._device = device
+        self._penalties: PenaltyTables | None = None
+
+    def sample(self, logits: torch.Tensor, requests: list[Request]) -> Sampled:
+        """logits[R, V] float32, one row for each request. May write into ``logits``."""
+        params = [request.params for request in requests]
+        if all(p.greedy and not p.penalised and p.logprobs is None and not p.min_tokens for p in params):
+            return Sampled(_greedy(logits))
+        finite = logits.amax(-1).isfinite()
+        wanted = [row for row, p in enumerate(params) if p.logprobs is not None]
+        log_probabilities = logits[wanted].log_softmax(-1) if wanted else None
+        self._forbid_early_stops(logits, requests)
+        penalised = [row for row, p in enumerate(params) if p.penalised]
+        if penalised:
+            if self._penalties is None:
+                self._penalties = PenaltyTables(self._max_rows, self._vocab_size, self._device)
+            self._penalties.apply(logits, penalised, [requests[row] for row in penalised])
+        random = [row for row, p in enumerate(params) if not p.greedy]
+        if not random:
+            tokens = logits.argmax(-1)
+        elif len(random) == len(requests):
+            tokens = self._draw(logits, requests)
+        else:
+            tokens = logits.argmax(-1)
+            at = torch.tensor(random, device=self._device)
+            tokens.index_copy_(0, at, self._draw(logits.index_select(0, at), [requests[row] for row in random]))
+        result = Sampled(torch.where(finite, tokens, -1))
+        if log_probabilities is not None:
+            result.wanted = wanted
+            result.counts = [params[row].logprobs or 0 for row in wanted]
+            result.own = log_probabilities.gather(1, tokens[wanted].unsqueeze(1)).squeeze(1)
+            result.top_values, result.top_tokens = log_probabilities.topk(max(result.counts), dim=-1)
+        return result
+
+    def _draw(self, logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
+        """Random tokens [R] from the filtered distribution of logits[R, V], by inverting its cumulative sum."""
+        table = torch.tensor(
+            [
+                [p.temperature, p.top_p, p.min_p, p.top_k, uniform(request.seed, request.output_tokens)]
+                for request in requests
+                for p in (request.params,)
+            ],
+            dtype=torch.float32,
+        )
+        temperature, top_p, min_p, top_k, noise = table.to(self._device, non_blocking=True).unbind(1)
+        scaled = logits / temperature.unsqueeze(1)
+        filtered = [request.params for request in requests if request.params.filtered]
+        if filtered:
+            bounded = all(p.top_k > 0 or p.top_p >= 1.0 for p in filtered)
+            largest_k = max((p.top_k for p in filtered), default=0) if bounded else 0
+            threshold = keep_threshold(scaled, top_k.long(), top_p, min_p, max(largest_k, 1) if bounded else 0)
+            scaled = scaled.masked_fill(scaled < threshold, -torch.inf)
+        probabilities = scaled.softmax(-1)
+        total = probabilities.cumsum(-1)
+        reached = (total > noise.unsqueeze(1) * total[:, -1:]) & (probabilities > 0)
+        return reached.to(torch.uint8).argmax(-1)  # the first one
+
+    def _forbid_early_stops(self, logits: torch.Tensor, requests: list[Request]) -> None:
+        for row, request in enumerate(requests):
+            if request.output_tokens < request.params.min_tokens and request.stop_ids:
+                logits[row, list(request.stop_ids)] = -torch.inf
+
+
+def _greedy(logits: torch.Tensor) -> torch.Tensor:
+    best = logits.max(-1)
+    return torch.where(best.values.isfinite(), best.indices, -1)
