@@ -141,6 +141,9 @@ class Connection(asyncio.Protocol):
 
     # -- httptools ---------------------------------------------------------------------------------------------
     def on_message_begin(self) -> None:
+        if self.exchange is None:
+            # A second answer in the same read: nobody asked for it, so the connection is out of step.
+            self.transport.abort()
         self._headers = {}
         self._header_bytes = 0
         self._decoder = None

@@ -1,0 +1,141 @@
+"""Requests per second and CPU per request of one client core against a 0-ms SSE server on another core.
+
+Interleaves our client with aiohttp (the fastest common Python client) on the same server, so that a busy machine
+hits both alike:  python benchmarks/client/throughput.py [--seconds 4] [--rounds 3] [--concurrency 32] [--tokens 32]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import resource
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import uvloop
+from common import pin, save
+
+from sits.bench.client import RequestSpec
+from sits.bench.http.client import HttpClient
+from sits.bench.http.options import EndpointOptions
+from sits.bench.mock.process import mock_process
+
+PROMPT = "Write a short story about a lighthouse keeper and the sea. " * 4
+
+
+async def closed_loop(one: Callable[[], Awaitable[int]], concurrency: int, seconds: float) -> tuple[int, int, float]:
+    """``(requests, tokens, wall seconds)`` of ``concurrency`` workers calling ``one`` until time is up."""
+    requests = tokens = 0
+    start = time.monotonic()
+    stop = start + seconds
+
+    async def worker() -> None:
+        nonlocal requests, tokens
+        while time.monotonic() < stop:
+            count = await one()
+            tokens += count
+            requests += 1
+
+    await asyncio.gather(*(worker() for _ in range(concurrency)))
+    return requests, tokens, time.monotonic() - start
+
+
+async def ours(url: str, arguments: argparse.Namespace, seconds: float) -> tuple[int, int, float]:
+    client = HttpClient(EndpointOptions(url, model="mock", probe=False))
+    spec = RequestSpec("r", arguments.tokens, prompt=PROMPT)
+
+    async def one() -> int:
+        record = await client.send(spec, time.monotonic_ns())
+        assert record.output_tokens == arguments.tokens, record
+        return record.output_tokens
+
+    outcome = await closed_loop(one, arguments.concurrency, seconds)
+    await client.close()
+    return outcome
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice]
+
+
+async def with_aiohttp(url: str, arguments: argparse.Namespace, seconds: float) -> tuple[int, int, float]:
+    """A careful aiohttp client: no connection cap, big buffer, typed decoding, a stamp per token."""
+    import aiohttp
+
+    body = {
+        "model": "mock",
+        "stream": True,
+        "max_tokens": arguments.tokens,
+        "stream_options": {"include_usage": True},
+    }
+    body["messages"] = [{"role": "user", "content": PROMPT}]
+    raw, decode = msgspec.json.encode(body), msgspec.json.Decoder(_Chunk).decode
+    connector = aiohttp.TCPConnector(limit=0)
+    headers = {"Content-Type": "application/json"}
+    async with aiohttp.ClientSession(connector=connector, read_bufsize=4 << 20, auto_decompress=False) as session:
+
+        async def one() -> int:
+            stamps = []
+            async with session.post(f"{url}/v1/chat/completions", data=raw, headers=headers) as answer:
+                async for line in answer.content:
+                    if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
+                        chunk = decode(line[6:])
+                        if chunk.choices and chunk.choices[0].delta.content:
+                            stamps.append(time.monotonic_ns())
+            assert len(stamps) == arguments.tokens
+            return len(stamps)
+
+        return await closed_loop(one, arguments.concurrency, seconds)
+
+
+CLIENTS = {"sits": ours, "aiohttp": with_aiohttp}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--concurrency", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=32)
+    arguments = parser.parse_args()
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in CLIENTS}
+    with mock_process("ttft=0,itl=0", core=0) as url:
+        pin(1)
+        for _ in range(arguments.rounds):
+            for name, client in CLIENTS.items():
+                uvloop.run(client(url, arguments, 0.5))
+                before = resource.getrusage(resource.RUSAGE_SELF)
+                requests, tokens, wall = uvloop.run(client(url, arguments, arguments.seconds))
+                after = resource.getrusage(resource.RUSAGE_SELF)
+                cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+                rows[name].append(
+                    {
+                        "requests_per_s": requests / wall,
+                        "tokens_per_s": tokens / wall,
+                        "cpu_ms_per_request": 1e3 * cpu / requests,
+                        "cpu_share": cpu / wall,
+                        "requests_per_cpu_second": requests / cpu,
+                    }
+                )
+    figures = {
+        name: {key: round(statistics.median(row[key] for row in found), 3) for key in found[0]}
+        for name, found in rows.items()
+    }
+    ratio = statistics.median(
+        a["requests_per_s"] / b["requests_per_s"] for a, b in zip(rows["sits"], rows["aiohttp"])
+    )
+    save("client_throughput", {"settings": vars(arguments), **figures, "sits_over_aiohttp": round(ratio, 3)})
+
+
+if __name__ == "__main__":
+    main()
