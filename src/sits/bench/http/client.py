@@ -15,6 +15,7 @@ from sits.bench.http.bodies import BodyStyle
 from sits.bench.http.connection import Failure
 from sits.bench.http.options import EndpointOptions
 from sits.bench.http.probe import probe_endpoint
+from sits.bench.http.prompts import WordText
 from sits.bench.http.server_metrics import MetricsScraper
 from sits.bench.http.transport import Transport
 from sits.bench.timer import PreciseTimer
@@ -35,6 +36,7 @@ class HttpClient:
         self.style = style or BodyStyle(self.api, options.model or "", options.extra_body, options.chunk_usage)
         self.notes: list[str] = []
         self.worker = 0
+        self.text = WordText()  # makes prompts of a wanted length; calibrated by open()
         self._transport: Transport | None = None
         self._timer: PreciseTimer | None = None
         self._metrics: MetricsScraper | None = None

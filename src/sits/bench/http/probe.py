@@ -8,12 +8,14 @@ from sits.bench.client import RequestSpec, TargetInfo
 from sits.bench.http.address import API_PATHS
 from sits.bench.http.answer import error_text
 from sits.bench.http.connection import Failure
+from sits.bench.http.prompts import WordText, fit
 from sits.bench.http.transport import Transport
 from sits.errors import InputError, SitsError
 
 if TYPE_CHECKING:
     from sits.bench.http.client import HttpClient
 
+_SHORT_WORDS, _LONG_WORDS = 32, 256
 _HINTS = {
     "connect": "Is the server running, and is the port right?",
     "dns": "Check the spelling of the host",
@@ -59,7 +61,7 @@ async def probe_endpoint(client: HttpClient, transport: Transport) -> TargetInfo
 
 
 async def _learn_style(client: HttpClient, transport: Transport) -> None:
-    request = RequestSpec("probe", max_tokens=4, prompt="Say hello.", seed=0)
+    request = RequestSpec("probe", max_tokens=4, prompt=WordText()(_SHORT_WORDS, 1), seed=0)
     for _ in range(8):
         body = client.style.encode(request)
         try:
@@ -72,6 +74,7 @@ async def _learn_style(client: HttpClient, transport: Transport) -> None:
                 client.notes.append("the server does not stream: TTFT is the whole latency and there is no ITL")
             if answer.log.counts.output is None:
                 client.notes.append("the server reports no usage: tokens are counted as chunks")
+            await _learn_prompt_length(client, transport, answer.log.counts.prompt)
             return
         if answer.status in (400, 422) and client.style.adapt(text):
             continue
@@ -79,6 +82,22 @@ async def _learn_style(client: HttpClient, transport: Transport) -> None:
     raise InputError(
         f"{client.url} rejects every form of request that was tried", "See `sits bench --help` for --api"
     )
+
+
+async def _learn_prompt_length(client: HttpClient, transport: Transport, short: int | None) -> None:
+    """A second, longer probe: from the two usages follow the template's tokens and the tokens of a word."""
+    if short is not None:
+        request = RequestSpec("probe", max_tokens=1, prompt=WordText()(_LONG_WORDS, 2), seed=0)
+        try:
+            answer = await transport.exchange("POST", client.url, client.style.encode(request), client.api)
+        except Failure as failure:
+            raise unusable(failure, str(client.url)) from None
+        long = answer.log.counts.prompt
+        maker = fit([(_SHORT_WORDS, short), (_LONG_WORDS, long)]) if answer.status == 200 and long else None
+        if maker is not None:
+            client.text = maker
+            return
+    client.notes.append("prompt lengths are estimates: the server's usage could not calibrate them")
 
 
 def unusable(failure: Failure, where: str) -> SitsError:
