@@ -107,7 +107,9 @@ class Timeline:
     def tokens_within(self, window: Window) -> Array:
         """Output tokens of each successful request that arrived inside ``window``, ``[n]``."""
         at = self.due[self.chunk_owner] + self.chunk_time
-        inside = (at >= window.start) & (at <= window.end) & self.ok[self.chunk_owner]
+        # Seconds as floats: a token on the very edge of the window must not fall out by rounding.
+        near = (at >= window.start - 1e-9) & (at <= window.end + 1e-9)
+        inside = near & self.ok[self.chunk_owner]
         counts = np.bincount(self.chunk_owner, weights=self.chunk_tokens * inside, minlength=self.requests)
         return counts * self.choices
 
