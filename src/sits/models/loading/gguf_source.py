@@ -129,10 +129,20 @@ class GGUFSource(WeightSource):
         if stored is None and tensor.startswith("model.layers."):
             _, _, index, rest = tensor.split(".", 3)
             module, _, kind = rest.rpartition(".")
-            if module == "mlp.gate_up_proj" and f"blk.{index}.ffn_gate.weight" in self.file.tensors:
+            split = f"blk.{index}.ffn_gate.weight" in self.file.tensors
+            if module == ("mlp.gate_up_proj" if split else "mlp.up_proj"):
                 return None
             stored = f"blk.{index}.{_LAYER_NAMES[module]}.{kind}" if module in _LAYER_NAMES else None
         return stored if stored in self.file.tensors else None
+
+    def names(self) -> list[str]:
+        """Hugging Face names of all tensors but rotary factors (those are part of the config)."""
+        found = [name for name in _TOP_NAMES if self._locate(name)]
+        for index in range(self.config.layers):
+            for module in _LAYER_NAMES:
+                names = (f"model.layers.{index}.{module}.{kind}" for kind in ("weight", "bias"))
+                found += [name for name in names if self._locate(name)]
+        return found
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
         stored = self._locate(tensor)

@@ -37,6 +37,15 @@ class QuantizedSource(SafetensorsSource):
         module, _, kind = tensor.rpartition(".")
         return module if kind == "weight" and self.format.is_quantized(module, self._stored) else None
 
+    def names(self) -> list[str]:
+        """Names of the dense view: one ``module.weight`` for the several tensors of a quantised linear."""
+        names: dict[str, None] = {}
+        for stored in super().names():
+            module = stored.rpartition(".")[0]
+            quantized = self.format.is_quantized(module, self._stored) and not stored.endswith(".bias")
+            names[f"{module}.weight" if quantized else stored] = None
+        return list(names)
+
     def shape(self, tensor: str) -> tuple[int, ...] | None:
         module = self._module(tensor)
         return super().shape(tensor) if module is None else self.format.shape(module, self._stored)
@@ -60,7 +69,7 @@ class _Stored:
 
     def __init__(self, source: SafetensorsSource):
         self._source = source
-        self._names = set(source.names())
+        self._names = set(SafetensorsSource.names(source))
 
     def has(self, name: str) -> bool:
         return name in self._names
