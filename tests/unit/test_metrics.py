@@ -27,12 +27,12 @@ def request(
     **more: object,
 ) -> RequestRecord:
     chunks = chunks_ms or []
-    end = due_ms + (end_ms if end_ms is not None else (chunks[-1] if chunks else 0.0))
+    end = end_ms if end_ms is not None else (chunks[-1] if chunks else 0.0)
     return RequestRecord(
         request_id="r",
         t_due=round(due_ms * MS),
         t_sent=round(due_ms * MS),
-        t_end=round(end * MS),
+        t_end=round(due_ms * MS) + round(end * MS),
         status=status,
         chunk_times_ns=[round(t * MS) for t in chunks],
         chunk_tokens=tokens,

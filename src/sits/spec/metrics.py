@@ -118,8 +118,8 @@ def timeline_metrics(
     tokens = timeline.tokens_within(steady)
     residence = timeline.residence_within(steady)
     first_at = timeline.due + np.nan_to_num(timeline.first_token, nan=np.inf)
-    prompts = timeline.prompt_tokens * (timeline.ok & (first_at >= steady.start) & (first_at <= steady.end))
-    ended = (timeline.ok & (timeline.end >= steady.start) & (timeline.end <= steady.end)).astype(np.float64)
+    prompts = timeline.prompt_tokens * (timeline.ok & steady.holds(first_at))
+    ended = (timeline.ok & steady.holds(timeline.end)).astype(np.float64)
 
     # One matrix product gives every bootstrap sum; ``columns`` remembers which belong to what.
     terms: list[Array] = [residence, tokens, tokens + prompts, ended]
@@ -191,7 +191,11 @@ def _latency_figures(
         column = columns[name, q]
         pair = sums[:, column : column + 2]
         value = series.percentile(q)
-        low, high = bootstrap.interval(bootstrap.percentile_samples(series, q, pair), value) or (None, None)
+        # A percentile that is the largest sample has nothing above it to resample: no interval is better than a
+        # point posing as one.
+        known = value < series.values[-1] or series.values[0] == series.values[-1]
+        samples = bootstrap.percentile_samples(series, q, pair) if known else np.empty(0)
+        low, high = bootstrap.interval(samples, value) or (None, None)
         deff = bootstrap.design_effect(series, q, pair) if name == "itl" else 1.0
         figures[f"{name}.p{q:g}"] = Figure(
             value=value,

@@ -36,6 +36,10 @@ class Window:
     def seconds(self) -> float:
         return max(0.0, self.end - self.start)
 
+    def holds(self, times: Array) -> Mask:
+        """Which times lie inside; to the nanosecond, since sums of two stamps round."""
+        return (times >= self.start - 1e-9) & (times <= self.end + 1e-9)
+
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
@@ -107,9 +111,7 @@ class Timeline:
     def tokens_within(self, window: Window) -> Array:
         """Output tokens of each successful request that arrived inside ``window``, ``[n]``."""
         at = self.due[self.chunk_owner] + self.chunk_time
-        # Seconds as floats: a token on the very edge of the window must not fall out by rounding.
-        near = (at >= window.start - 1e-9) & (at <= window.end + 1e-9)
-        inside = near & self.ok[self.chunk_owner]
+        inside = window.holds(at) & self.ok[self.chunk_owner]
         counts = np.bincount(self.chunk_owner, weights=self.chunk_tokens * inside, minlength=self.requests)
         return counts * self.choices
 

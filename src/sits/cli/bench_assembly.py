@@ -1,0 +1,195 @@
+"""Puts a benchmark together from its options: target, workload, load levels, observers, output files."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sits.bench import quick
+from sits.bench.benchmark import BenchOutcome, BenchPlan, Observer, run_benchmark, stop_on_signals
+from sits.bench.client import Client, TargetInfo
+from sits.bench.lengths import Lengths
+from sits.bench.load import RunOptions
+from sits.bench.progress import Progress
+from sits.bench.scripted import PREFIX, ScriptedClient
+from sits.bench.text import word_prompts
+from sits.bench.workload import DatasetWorkload, SyntheticWorkload, Workload
+from sits.cli.bench_options import BenchOptions
+from sits.errors import InputError, MissingExtraError, SitsError
+from sits.spec.records import write_records
+from sits.spec.result import EVENTS_FILE, RECORDS_FILE, Result, save_result, write_json_atomic
+
+QUICK_TOLERANCE = 0.15
+
+
+async def execute(options: BenchOptions, directory: Path, progress: Progress) -> Result:
+    """Run the benchmark and write everything into ``directory``. Returns the result that was written."""
+    stop = asyncio.Event()
+    client = make_client(options)
+    with stop_on_signals(stop):
+        try:
+            progress.say(f"opening {options.model or options.endpoint}")
+            started = time.monotonic()
+            info = await client.open()
+            plan = await make_plan(options, client, info, started)
+            outcome = await run_benchmark(
+                client,
+                info,
+                plan,
+                progress=progress,
+                observers=make_observers(options, client),
+                stop=stop,
+                url=options.endpoint,
+                api=options.api if options.endpoint else None,
+            )
+            await asyncio.to_thread(write_outputs, outcome, client, directory)
+        finally:
+            progress.close()
+            await client.close()
+    return outcome.result
+
+
+def make_client(options: BenchOptions) -> Client:
+    """The client for the target that was named; not opened yet."""
+    if options.endpoint is not None:
+        from sits.bench.http.client import HttpClient
+        from sits.bench.http.options import EndpointOptions
+
+        return HttpClient(
+            EndpointOptions(
+                url=options.endpoint,
+                api=options.api,
+                model=options.served_model,
+                api_key=options.api_key(),
+                headers=options.headers(),
+            )
+        )
+    assert options.model is not None
+    if options.model.startswith(PREFIX):
+        return ScriptedClient(options.model, seed=options.seed)
+    try:
+        from sits.engine.bench_client import EmbeddedClient
+        from sits.engine.options import EngineOptions
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] == "sits":
+            raise
+        raise MissingExtraError("Running a model on this machine", "engine") from None
+    callers = 0 if options.rate is not None else int(max(options.levels()))
+    return EmbeddedClient(
+        options.model,
+        EngineOptions(
+            dtype=options.dtype,
+            quantization=options.quantization,
+            max_running=callers if callers > 16 else None,
+            seed=options.seed,
+        ),
+    )
+
+
+async def make_plan(options: BenchOptions, client: Client, info: TargetInfo, started: float) -> BenchPlan:
+    """Workload and load levels for an opened target."""
+    input_len, output_len = options.lengths()
+    plan = BenchPlan(
+        loads=[],
+        workload=make_workload(options, info, input_len, output_len),
+        warmup=options.warmup,
+        slo=options.objectives(),
+        seed=options.seed,
+        # An endpoint may be shared or paid for: nothing is sent to it that does not count.
+        options=RunOptions(fill=options.endpoint is None),
+        command=options.command,
+    )
+    source = make_workload(replace(options, dataset=None), info, input_len, output_len)
+    assert isinstance(source, SyntheticWorkload)
+    if options.quick:
+        await _plan_quick(options, client, info, plan, source, started)
+    else:
+        plan.loads = options.loads()
+    plan.warmup_source = source
+    return plan
+
+
+def make_workload(options: BenchOptions, info: TargetInfo, input_len: Lengths, output_len: Lengths) -> Workload:
+    """The measured workload; refuses lengths that cannot fit the target's context."""
+    if options.dataset is not None:
+        return DatasetWorkload(options.dataset, output_len, seed=options.seed)
+    least = (input_len.largest or 1) + (output_len.largest or 1)
+    if info.max_context is not None and input_len.kind == output_len.kind == "fixed" and least > info.max_context:
+        raise InputError(
+            f"{input_len} prompt and {output_len} answer tokens exceed the context of {info.max_context}",
+            "Lower --input-len or --output-len",
+        )
+    return SyntheticWorkload(
+        input_len,
+        output_len,
+        vocab_size=info.vocab_size,
+        text=word_prompts() if info.vocab_size is None else None,
+        max_context=info.max_context,
+        seed=options.seed,
+    )
+
+
+async def _plan_quick(
+    options: BenchOptions,
+    client: Client,
+    info: TargetInfo,
+    plan: BenchPlan,
+    source: SyntheticWorkload,
+    started: float,
+) -> None:
+    levels = options.levels(",".join(map(str, quick.CONCURRENCY)))
+    given_in = Lengths.parse(options.input_len) if options.input_len else None
+    given_out = Lengths.parse(options.output_len) if options.output_len else None
+    probe_len = min(quick.INPUT_LEN, (info.max_context or 1 << 30) // 2)
+    per_prompt, per_output = await quick.probe_speed(client, source, probe_len)
+    chosen = quick.plan_quick(
+        per_prompt,
+        per_output,
+        len(levels),
+        input_len=given_in,
+        output_len=given_out,
+        spent_s=time.monotonic() - started,
+    )
+    plan.loads = options.loads(chosen.seconds_per_point, ",".join(map(str, quick.CONCURRENCY)))
+    plan.workload = make_workload(options, info, chosen.input_len, chosen.output_len)
+    plan.warmup_budget_s = chosen.warmup_s
+    plan.warmup_longest = round(4 * (chosen.input_len.mean + chosen.output_len.mean))
+    plan.notes += chosen.notes
+    plan.options = replace(plan.options, tolerance=QUICK_TOLERANCE, max_rounds=plan.options.rounds + 1)
+
+
+def make_observers(options: BenchOptions, client: Client) -> list[Observer]:
+    """Telemetry beside an embedded engine."""
+    if options.endpoint is not None or isinstance(client, ScriptedClient):
+        return []
+    from sits.cli.bench_telemetry import TelemetryObserver
+
+    return [TelemetryObserver()]
+
+
+def write_outputs(outcome: BenchOutcome, client: Any, directory: Path) -> None:
+    """Records, events, report and result into ``directory``; the result last: it never names a missing file."""
+    result = outcome.result
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_records(directory / RECORDS_FILE, outcome.records, {"run_id": result.run_id})
+        write_events = getattr(client, "write_events", None)
+        if write_events is not None:
+            write_events(directory / EVENTS_FILE)
+            result.events_file = EVENTS_FILE
+        write_report(result, outcome.records, directory / "report.html")
+        save_result(result, directory)
+    except OSError as error:
+        raise SitsError(
+            f"cannot write the result into {directory}: {error.strerror or error}", "Free space or give another --out"
+        ) from None
+
+
+def write_report(result: Result, records: Any, path: Path) -> None:
+    """The HTML report of one result."""
+    from sits.report.html import render_report
+
+    write_json_atomic(path, render_report([(result, records)]))
