@@ -1,0 +1,121 @@
+"""``attention`` on CUDA: split-KV decode for the decode rows, a library kernel for prefill chunks, in one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+
+from sits.kernels.attention_batch import AttentionBatch
+from sits.kernels.kv_cache import CacheTensor, ScaledCache
+from sits.kernels.registry import register
+from sits.kernels.triton.decode_attention import LOG2E, combine_kernel, decode_kernel
+from sits.kernels.triton.launch import pdl_options
+from sits.kernels.triton.prefill_attention import prefill_attention
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+@cache
+def workspace(device: torch.device, workers: int, rows: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Partial results of the workers, shared by all layers (launches are in stream order)."""
+    partial = torch.empty(workers * 2 * rows * head_dim, dtype=torch.float32, device=device)
+    return partial, torch.empty(workers * 2 * rows * 2, dtype=torch.float32, device=device)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeShape:
+    """Tokens per tile, programs launched, the fewest tiles worth a program, depth of the load pipeline."""
+
+    tile: int
+    workers: int
+    min_share: int
+    stages: int
+
+
+def decode_shape(plan: Any, head_dim: int, device: torch.device) -> DecodeShape:
+    """From a plan with these attributes (``policy.kv_planner.DecodePlan``), or a rule for what it lacks.
+
+    Five stages keep two tiles of K and V in flight (the block table and the keys are a stage each); two programs of
+    that fit on a multiprocessor.
+    """
+    return DecodeShape(
+        getattr(plan, "tile", None) or (64 if head_dim <= 128 else 32),
+        getattr(plan, "workers", None) or 2 * _multiprocessors(device),
+        getattr(plan, "min_share", None) or 1,
+        getattr(plan, "stages", None) or 5,
+    )
+
+
+def decode_attention(
+    q: torch.Tensor,
+    k_cache: CacheTensor,
+    v_cache: CacheTensor,
+    context_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    scale: float,
+    window: int = 0,
+    plan: Any = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """q[R, H, D], one token per request, over context_lens[R] cached tokens each -> [R, H, D].
+
+    ``plan`` may carry ``tile``, ``workers`` and ``min_share`` (``policy.kv_planner.DecodePlan``). Reads no host data:
+    safe inside a CUDA graph for any lengths that ``block_tables`` has room for.
+    """
+    requests, heads, head_dim = q.shape
+    _, block_size, kv_heads, _ = k_cache.shape
+    group = heads // kv_heads
+    scaled = isinstance(k_cache, ScaledCache)
+    shape = decode_shape(plan, head_dim, q.device)
+    tile, workers, min_share = shape.tile, shape.workers, shape.min_share
+    out = torch.empty_like(q) if out is None else out
+    if not requests:
+        return out
+    partial, stats = workspace(q.device, workers, group, head_dim)
+    k_data, v_data = (k_cache.data, v_cache.data) if scaled else (k_cache, v_cache)
+    k_scale, v_scale = (k_cache.scale, v_cache.scale) if scaled else (q, q)
+    batch_block = triton.next_power_of_2(requests)
+    block_d = triton.next_power_of_2(head_dim)
+    decode_kernel[(workers,)](
+        q, k_data, v_data, k_scale, v_scale, out, partial, stats, context_lens, block_tables,
+        scale * LOG2E, window, requests, block_tables.stride(0), min_share,
+        BLOCK_SIZE=block_size, KV_HEADS=kv_heads, GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), D=head_dim,
+        BLOCK_D=block_d, TILE=tile, BATCH=batch_block, SCALED=scaled, STAGES=shape.stages,
+        num_warps=4, **pdl_options(q),
+    )  # fmt: skip
+    together = 1 if requests * heads <= 4096 else group
+    combine_kernel[(requests * kv_heads, group // together)](
+        partial, stats, out, context_lens, window, requests, workers, min_share,
+        KV_HEADS=kv_heads, GROUP=group, D=head_dim, BLOCK_D=block_d, TILE=tile, BATCH=batch_block,
+        PARTS=16, HEADS=together, num_warps=4, **pdl_options(q),
+    )  # fmt: skip
+    return out
+
+
+@register("attention", "triton", devices=("cuda",), priority=10)
+def attention(
+    q: torch.Tensor,
+    k_cache: CacheTensor,
+    v_cache: CacheTensor,
+    batch: AttentionBatch,
+    scale: float,
+    window: int = 0,
+) -> torch.Tensor:
+    """q[T, H, D] -> [T, H, D]; see ``sits.kernels.ops``."""
+    decodes, tokens = batch.num_decodes, q.shape[0]
+    out = torch.empty_like(q)
+    if decodes:
+        decode_attention(
+            q[:decodes], k_cache, v_cache, batch.context_lens[:decodes], batch.block_tables[:decodes], scale, window,
+            batch.plan, out[:decodes],
+        )  # fmt: skip
+    if tokens > decodes:
+        prefill_attention(q[decodes:], k_cache, v_cache, batch, scale, window, out[decodes:])
+    return out
