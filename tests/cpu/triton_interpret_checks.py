@@ -4,17 +4,16 @@ import sys
 
 import torch
 
-from sits.kernels.attention_batch import AttentionBatch
-from sits.kernels.kv_cache import ScaledCache, gather_tokens
 from sits.kernels.reference import attention as reference_attention
 from sits.kernels.reference import layer as reference
+from sits.kernels.testing import empty_cache, exact_decode, fill_cache, paged_batch, relative_error
 from sits.kernels.triton import activation, attention, fused_decode, norm, rope, sampling
 
 RELATIVE = {torch.float32: 2e-6, torch.float16: 2e-3}
 
 
 def close(actual, wanted, bound):
-    error = (actual.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-30)
+    error = relative_error(actual, wanted)
     assert error <= bound, f"relative error {error:.3g} > {bound:.3g}"
 
 
@@ -34,55 +33,17 @@ def elementwise():
     # Strided rows (a slice of a wider tensor), and a row of zeros.
     wide = torch.randn(4, 200)
     wide[2] = 0
-    close(norm.rms_norm(wide[:, :100], torch.ones(100), 1e-5), reference.rms_norm(wide[:, :100], torch.ones(100), 1e-5), 2e-6)
+    close(
+        norm.rms_norm(wide[:, :100], torch.ones(100), 1e-5),
+        reference.rms_norm(wide[:, :100], torch.ones(100), 1e-5),
+        2e-6,
+    )
     # NaN and Inf must stay visible.
     bad = torch.randn(2, 64)
     bad[1, 3] = float("nan")
     out = norm.rms_norm(bad, torch.ones(64), 1e-5)
-    assert out[0].isfinite().all() and out[1].isnan().all()
-
-
-def paged(lengths, query_lens, kv_heads, head_dim, block_size, dtype, kind=None, seed=0):
-    """A cache with shuffled blocks, filled by the reference; unused slots hold NaN (or garbage when 8-bit)."""
-    generator = torch.Generator().manual_seed(seed)
-    needed = [-(-n // block_size) for n in lengths]
-    total = sum(needed) + 3
-    order = torch.randperm(total - 1, generator=generator) + 1
-    tables = torch.zeros(len(lengths), max(needed) + 2, dtype=torch.int32)
-    at = 0
-    for row, count in enumerate(needed):
-        tables[row, :count] = order[at : at + count].int()
-        at += count
-    shape = (total, block_size, kv_heads, head_dim)
-    caches = []
-    for _ in range(2):
-        if kind is None:
-            cache = torch.full(shape, float("nan"), dtype=dtype)
-        else:
-            data = torch.randint(0, 256, shape, dtype=torch.uint8).view(kind)
-            cache = ScaledCache(data, torch.full(shape[:3], float("nan"), dtype=torch.float16))
-        caches.append(cache)
-    positions, slots, start = [], [], [0]
-    for row, (length, count) in enumerate(zip(lengths, query_lens)):
-        for p in range(length - count, length):
-            positions.append(p)
-            slots.append(int(tables[row, p // block_size]) * block_size + p % block_size)
-        start.append(start[-1] + count)
-    batch = AttentionBatch(
-        torch.tensor(positions), torch.tensor(slots), torch.tensor(start, dtype=torch.int32),
-        torch.tensor(lengths, dtype=torch.int32), tables, block_size,
-        sum(count == 1 for count in query_lens), list(query_lens), list(lengths),
-    )  # fmt: skip
-    return caches, batch, tables
-
-
-def fill(cache, tables, lengths, block_size, kv_heads, head_dim, dtype):
-    from sits.kernels.kv_cache import write_tokens
-
-    for row, length in enumerate(lengths):
-        p = torch.arange(length)
-        slots = tables[row, p // block_size].long() * block_size + p % block_size
-        write_tokens(cache, slots, torch.randn(length, kv_heads, head_dim).to(dtype))
+    assert out[0].isfinite().all()
+    assert out[1].isnan().all()
 
 
 def rope_checks():
@@ -92,8 +53,9 @@ def rope_checks():
         (torch.float32, torch.int8, 4, 4, 96, 96),
     ):
         lengths, counts = [5, 9, 3], [1, 4, 3]
-        (k, v), batch, _ = paged(lengths, counts, kv_heads, head_dim, 4, dtype, kind)
-        (k2, v2), _, _ = paged(lengths, counts, kv_heads, head_dim, 4, dtype, kind)
+        batch = paged_batch(lengths, counts, 4)
+        k, v = empty_cache(batch, kv_heads, head_dim, dtype, kind)
+        k2, v2 = empty_cache(batch, kv_heads, head_dim, dtype, kind)
         qkv = torch.randn(8, (heads + 2 * kv_heads) * head_dim).to(dtype)
         cos_sin = torch.rand(32, rotary) * 2 - 1
         q = rope.rope_kv_write(qkv, cos_sin, k, v, batch, heads, kv_heads, head_dim)
@@ -112,15 +74,17 @@ def rope_checks():
                 a, b = (c.scale.view(-1, kv_heads)[batch.slots] for c in (ours, theirs))
                 close(a, b, 1e-3)
     # Slot -1 writes nothing.
-    (k, v), batch, _ = paged([4], [1], 1, 64, 4, torch.float32)
+    batch = paged_batch([4], [1], 4)
+    k, v = empty_cache(batch, 1, 64, torch.float32)
     batch.slots[:] = -1
     rope.rope_kv_write(torch.randn(1, 3 * 64), torch.rand(8, 64), k, v, batch, 1, 1, 64)
-    assert k.isnan().all() and v.isnan().all()
+    assert k.isnan().all()
+    assert v.isnan().all()
 
 
 class Plan:
-    def __init__(self, tile, workers, min_share=1):
-        self.tile, self.workers, self.min_share = tile, workers, min_share
+    def __init__(self, tile, workers, min_share=1, splits=0):
+        self.tile, self.workers, self.min_share, self.splits = tile, workers, min_share, splits
 
 
 def decode():
@@ -128,25 +92,28 @@ def decode():
         (torch.float32, None, 8, 2, 64, [1, 70, 33], 0, Plan(16, 5)),
         (torch.float16, None, 4, 4, 80, [17, 64], 0, Plan(32, 3)),
         (torch.float32, None, 3, 1, 64, [130], 0, Plan(16, 8)),
+        (torch.float32, None, 4, 2, 64, [70, 5], 0, Plan(16, 2 * 2 * 3, 1, 3)),
         (torch.float32, None, 4, 2, 64, [100, 5, 64], 40, Plan(16, 4, 2)),
         (torch.float32, torch.int8, 4, 2, 96, [50, 3], 0, Plan(16, 3)),
         (torch.float32, None, 2, 1, 32, [7, 9], 0, None),
     ):
         counts = [1] * len(lengths)
-        (k, v), batch, tables = paged(lengths, counts, kv_heads, head_dim, 16, dtype, kind)
+        batch = paged_batch(lengths, counts, 16)
+        k, v = empty_cache(batch, kv_heads, head_dim, dtype, kind)
         for cache in (k, v):
-            fill(cache, tables, lengths, 16, kv_heads, head_dim, dtype)
+            fill_cache(cache, batch, lengths, dtype)
         q = torch.randn(len(lengths), heads, head_dim).to(dtype)
         scale = head_dim**-0.5
         batch.plan = plan
         out = attention.attention(q, k, v, batch, scale, window)
-        wanted = exact(q, k, v, tables, lengths, 16, scale, window)
+        wanted = exact_decode(q, k, v, batch, scale, window)
         close(out, wanted, 4e-6 if dtype == torch.float32 else 2e-3)
     # A mixed step: decode rows and a prefill chunk.
     lengths, counts = [20, 12], [1, 5]
-    (k, v), batch, tables = paged(lengths, counts, 2, 64, 16, torch.float32)
+    batch = paged_batch(lengths, counts, 16)
+    k, v = empty_cache(batch, 2, 64, torch.float32)
     for cache in (k, v):
-        fill(cache, tables, lengths, 16, 2, 64, torch.float32)
+        fill_cache(cache, batch, lengths, torch.float32)
     q = torch.randn(6, 4, 64)
     close(attention.attention(q, k, v, batch, 0.1), reference_attention.attention(q, k, v, batch, 0.1), 4e-6)
 
@@ -159,9 +126,10 @@ def fused():
         (torch.float32, torch.int8, 4, 2, 96, [50, 3], 0, Plan(16, 3)),
     ):
         counts = [1] * len(lengths)
-        (k, v), batch, tables = paged(lengths, counts, kv_heads, head_dim, 16, dtype, kind)
+        batch = paged_batch(lengths, counts, 16)
+        k, v = empty_cache(batch, kv_heads, head_dim, dtype, kind)
         for cache in (k, v):
-            fill(cache, tables, [n - 1 for n in lengths], 16, kv_heads, head_dim, dtype)
+            fill_cache(cache, batch, [n - 1 for n in lengths], dtype)
         qkv = torch.randn(len(lengths), (heads + 2 * kv_heads) * head_dim).to(dtype)
         cos_sin = torch.rand(128, head_dim) * 2 - 1
         batch.plan = plan
@@ -173,22 +141,8 @@ def fused():
         )
         assert torch.equal(out, again), "counters were not reset"
         q = reference.rope_kv_write(qkv, cos_sin, k, v, batch, heads, kv_heads, head_dim)
-        wanted = exact(q, k, v, tables, lengths, 16, head_dim**-0.5, window)
+        wanted = exact_decode(q, k, v, batch, head_dim**-0.5, window)
         close(out, wanted, 4e-6 if dtype == torch.float32 and kind is None else 2e-3)
-
-
-def exact(q, k, v, tables, lengths, block_size, scale, window):
-    """Decode attention in float64."""
-    rows = []
-    group = q.shape[1] // k.shape[2]
-    for row, length in enumerate(lengths):
-        blocks = tables[row, : -(-length // block_size)].long()
-        oldest = max(0, length - window) if window else 0
-        keys = gather_tokens(k, blocks, length, torch.float64)[oldest:].repeat_interleave(group, 1)
-        values = gather_tokens(v, blocks, length, torch.float64)[oldest:].repeat_interleave(group, 1)
-        weight = torch.softmax(torch.einsum("hd,shd->hs", q[row].double(), keys) * scale, -1)
-        rows.append(torch.einsum("hs,shd->hd", weight, values))
-    return torch.stack(rows)
 
 
 def sampling_checks():
@@ -218,7 +172,8 @@ def int4():
 
 
 CHECKS = {
-    "elementwise": elementwise, "rope": rope_checks, "decode": decode, "fused": fused, "sampling": sampling_checks, "int4": int4,
+    "elementwise": elementwise, "rope": rope_checks, "decode": decode, "fused": fused,
+    "sampling": sampling_checks, "int4": int4,
 }  # fmt: skip
 
 if __name__ == "__main__":

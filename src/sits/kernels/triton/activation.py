@@ -56,7 +56,9 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     if rows:
         block = min(1024, triton.next_power_of_2(width))
         grid = (rows, triton.cdiv(width, block))
-        silu_mul_kernel[grid](gate_up, out, gate_up.stride(0), width, BLOCK=block, num_warps=4, **pdl_options(gate_up))
+        silu_mul_kernel[grid](
+            gate_up, out, gate_up.stride(0), width, BLOCK=block, num_warps=4, **pdl_options(gate_up)
+        )
     return out
 
 

@@ -37,6 +37,7 @@ class DecodeShape:
     workers: int
     min_share: int
     stages: int
+    splits: int  # 0, or the pieces every request is cut into under the static rule
 
 
 def decode_shape(plan: Any, head_dim: int, device: torch.device) -> DecodeShape:
@@ -50,6 +51,7 @@ def decode_shape(plan: Any, head_dim: int, device: torch.device) -> DecodeShape:
         getattr(plan, "workers", None) or 2 * _multiprocessors(device),
         getattr(plan, "min_share", None) or 1,
         getattr(plan, "stages", None) or 5,
+        getattr(plan, "splits", None) or 0,
     )
 
 
@@ -86,15 +88,16 @@ def decode_attention(
     decode_kernel[(workers,)](
         q, k_data, v_data, k_scale, v_scale, out, partial, stats, context_lens, block_tables,
         scale * LOG2E, window, requests, block_tables.stride(0), min_share,
-        BLOCK_SIZE=block_size, KV_HEADS=kv_heads, GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), D=head_dim,
-        BLOCK_D=block_d, TILE=tile, BATCH=batch_block, SCALED=scaled, STAGES=shape.stages,
+        BLOCK_SIZE=block_size, KV_HEADS=kv_heads, GROUP=group, ROWS=max(16, triton.next_power_of_2(group)),
+        D=head_dim,
+        BLOCK_D=block_d, TILE=tile, BATCH=batch_block, SCALED=scaled, STAGES=shape.stages, SPLITS=shape.splits,
         num_warps=4, **pdl_options(q),
     )  # fmt: skip
     together = 1 if requests * heads <= 4096 else group
     combine_kernel[(requests * kv_heads, group // together)](
         partial, stats, out, context_lens, window, requests, workers, min_share,
         KV_HEADS=kv_heads, GROUP=group, D=head_dim, BLOCK_D=block_d, TILE=tile, BATCH=batch_block,
-        PARTS=16, HEADS=together, num_warps=4, **pdl_options(q),
+        PARTS=16, HEADS=together, SPLITS=shape.splits, num_warps=4, **pdl_options(q),
     )  # fmt: skip
     return out
 

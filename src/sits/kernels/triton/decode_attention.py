@@ -11,7 +11,6 @@ All query heads of a KV head are handled together, padded to the 16 rows of a te
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -31,8 +30,15 @@ def work_line(context_lens, window, requests, BATCH: tl.constexpr, TILE: tl.cons
 
 
 @triton.jit
+def static_chunk(lengths, TILE: tl.constexpr, SPLITS: tl.constexpr):
+    """Tiles per piece when every request is cut into SPLITS pieces of the longest context (the baseline rule)."""
+    return tl.maximum(((tl.max(lengths, 0) + TILE - 1) // TILE + SPLITS - 1) // SPLITS, 1)
+
+
+@triton.jit
 def attend_tiles(
-    query, best, total, mixed, k_cache, v_cache, k_scale, v_scale, table, tile_begin, tile_end, oldest, end, head, scale,
+    query, best, total, mixed, k_cache, v_cache, k_scale, v_scale, table,
+    tile_begin, tile_end, oldest, end, head, scale,
     BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr,
     SCALED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -75,7 +81,7 @@ def decode_kernel(
     scale, window, requests, table_stride, min_share,
     BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, TILE: tl.constexpr, BATCH: tl.constexpr, SCALED: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     worker = tl.program_id(0)
@@ -84,6 +90,14 @@ def decode_kernel(
     share = tl.maximum((units + tl.num_programs(0) - 1) // tl.num_programs(0), min_share)
     begin_unit = worker * share
     end_unit = tl.minimum(begin_unit + share, units)
+    if SPLITS > 0:
+        chunk = static_chunk(lengths, TILE, SPLITS)
+        line = worker // SPLITS
+        mine = index == line // KV_HEADS
+        whole_tiles = tl.sum(tl.where(mine, tile_counts, 0), 0)
+        before = (tl.sum(tl.where(mine, ends, 0), 0) - whole_tiles) * KV_HEADS + (line % KV_HEADS) * whole_tiles
+        begin_unit = before + tl.minimum((worker % SPLITS) * chunk, whole_tiles)
+        end_unit = before + tl.minimum((worker % SPLITS + 1) * chunk, whole_tiles)
     row = tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK_D)
     in_head = column < D
@@ -109,7 +123,8 @@ def decode_kernel(
         total = tl.zeros([ROWS], tl.float32)
         mixed = tl.zeros([ROWS, BLOCK_D], tl.float32)
         best, total, mixed = attend_tiles(
-            query, best, total, mixed, k_cache, v_cache, k_scale, v_scale, block_tables + request.to(tl.int64) * table_stride,
+            query, best, total, mixed, k_cache, v_cache, k_scale, v_scale,
+            block_tables + request.to(tl.int64) * table_stride,
             first + tile_begin, first + tile_end, oldest, length, head, scale,
             BLOCK_SIZE, KV_HEADS, D, BLOCK_D, TILE, SCALED, STAGES,
         )  # fmt: skip
@@ -129,19 +144,24 @@ def decode_kernel(
 def combine_kernel(
     partial, partial_stats, out, context_lens, window, requests, workers, min_share,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr,
-    BATCH: tl.constexpr, PARTS: tl.constexpr, HEADS: tl.constexpr, PDL: tl.constexpr,
+    BATCH: tl.constexpr, PARTS: tl.constexpr, HEADS: tl.constexpr, SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One program per (request, KV head) and HEADS query heads; returns at once when nothing was split."""
     begin(PDL)
     request = tl.program_id(0) // KV_HEADS
     head = tl.program_id(0) % KV_HEADS
-    index, _, _, tile_counts, ends = work_line(context_lens, window, requests, BATCH, TILE)
+    index, lengths, _, tile_counts, ends = work_line(context_lens, window, requests, BATCH, TILE)
     units = tl.sum(tile_counts, 0) * KV_HEADS
     share = tl.maximum((units + workers - 1) // workers, min_share)
     tiles = tl.sum(tl.where(index == request, tile_counts, 0), 0)
     begin_unit = (tl.sum(tl.where(index == request, ends, 0), 0) - tiles) * KV_HEADS + head * tiles
     first_worker = begin_unit // share
     last_worker = (begin_unit + tiles - 1) // share
+    if SPLITS > 0:
+        chunk = static_chunk(lengths, TILE, SPLITS)
+        first_worker = (request * KV_HEADS + head) * SPLITS
+        last_worker = first_worker + (tiles + chunk - 1) // chunk - 1
     column = tl.arange(0, BLOCK_D)
     in_head = column < D
     if (tiles > 0) & (last_worker > first_worker):
@@ -153,8 +173,10 @@ def combine_kernel(
             for start in range(first_worker, last_worker + 1, PARTS):
                 worker = start + tl.arange(0, PARTS)
                 there = worker <= last_worker
-                second = (worker == first_worker) & (worker * share < begin_unit)
-                place = (worker * 2 + second.to(tl.int32)).to(tl.int64) * GROUP + member
+                second = tl.where(worker * share < begin_unit, 1, 0)  # its first segment belonged to the head before
+                if SPLITS > 0:
+                    second = tl.zeros([PARTS], tl.int32)
+                place = (worker * 2 + second).to(tl.int64) * GROUP + member
                 part_best = tl.load(partial_stats + place * 2, mask=there, other=float("-inf"))
                 part_total = tl.load(partial_stats + place * 2 + 1, mask=there, other=0.0)
                 values = tl.load(

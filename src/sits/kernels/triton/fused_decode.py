@@ -126,7 +126,17 @@ def fused_decode_kernel(
                         partial, partial_stats, start, line_begin, share, last_worker, row, column, q_mask, GROUP, D
                     )
                     best1, total1, values1 = load_part(
-                        partial, partial_stats, start + 1, line_begin, share, last_worker, row, column, q_mask, GROUP, D
+                        partial,
+                        partial_stats,
+                        start + 1,
+                        line_begin,
+                        share,
+                        last_worker,
+                        row,
+                        column,
+                        q_mask,
+                        GROUP,
+                        D,
                     )
                     new_best = tl.maximum(best, tl.maximum(best0, best1))
                     safe = tl.where(new_best == float("-inf"), 0.0, new_best)  # rows beyond the group
@@ -162,8 +172,8 @@ def fused_rope_attention(
 ) -> torch.Tensor:
     """qkv[R, (H + 2K) D], one new token per request -> attention output [R, H, D]; the cache gets k and v.
 
-    The same as ``rope_kv_write`` followed by ``attention``, in one launch and without host data. ``batch.num_decodes``
-    must equal R. A row with context length 0 (padding of a captured graph) is skipped and its output left as it was.
+    The same as ``rope_kv_write`` then ``attention``, in one launch and without host data; ``batch.num_decodes`` must
+    equal R. A row with context length 0 (padding of a captured graph) is skipped and its output left as it was.
     """
     requests = qkv.shape[0]
     if qkv.stride(-1) != 1:
@@ -181,7 +191,8 @@ def fused_rope_attention(
     fused_decode_kernel[(shape.workers,)](
         qkv, cos_sin, batch.positions, batch.slots, k_data, v_data, k_scale, v_scale, out, partial, stats,
         _arrivals(qkv.device, rounded * kv_heads), batch.context_lens, batch.block_tables, scale * LOG2E, window,
-        requests, qkv.stride(0), cos_sin.stride(0), cos_sin.shape[1] // 2, batch.block_tables.stride(0), shape.min_share,
+        requests, qkv.stride(0), cos_sin.stride(0), cos_sin.shape[1] // 2, batch.block_tables.stride(0),
+        shape.min_share,
         BLOCK_SIZE=batch.block_size, KV_HEADS=kv_heads, GROUP=group, ROWS=max(16, triton.next_power_of_2(group)),
         D=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), TILE=shape.tile, BATCH=rounded, SCALED=scaled,
         LARGEST=LARGEST[k_cache.dtype] if scaled else 0.0, STAGES=shape.stages, num_warps=4, **pdl_options(qkv),

@@ -42,9 +42,7 @@ def prefill_attention(
         query_start = (batch.query_start[first:] - batch.query_start[first]).to(torch.int32)
         context_start = torch.zeros(len(blocks) + 1, dtype=torch.int32, device=q.device)
         context_start[1:] = batch.context_lens[first : first + len(blocks)].cumsum(0)
-        out.copy_(
-            _flash(q, k, v, query_start, context_start, max(query_lens), max(context_lens), scale, window)
-        )
+        out.copy_(_flash(q, k, v, query_start, context_start, max(query_lens), max(context_lens), scale, window))
         return out
     start = 0
     for chosen, query_len, context_len in zip(blocks, query_lens, context_lens):

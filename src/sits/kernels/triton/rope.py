@@ -77,9 +77,13 @@ def rope_kv_write_kernel(
     rows = qkv + token * qkv_stride + head[:, None] * D
     keep = exists[:, None] & in_head[None, :]
     dtype = qkv.dtype.element_ty
-    written = rotate_rows(rows, columns, keep, head < Q_HEADS + KV_HEADS, cos_sin + position * cos_stride, half, dtype)
+    written = rotate_rows(
+        rows, columns, keep, head < Q_HEADS + KV_HEADS, cos_sin + position * cos_stride, half, dtype
+    )
     is_q = head < Q_HEADS
-    tl.store(q_out + (token * Q_HEADS + head)[:, None] * D + columns[None, :], written.to(dtype), mask=keep & is_q[:, None])
+    tl.store(
+        q_out + (token * Q_HEADS + head)[:, None] * D + columns[None, :], written.to(dtype), mask=keep & is_q[:, None]
+    )
     # A negative slot writes nothing.
     kv_head = tl.where(slot >= 0, head - Q_HEADS, -1)
     is_k = (kv_head >= 0) & (kv_head < KV_HEADS)
