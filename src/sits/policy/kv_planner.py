@@ -112,6 +112,7 @@ def tile_counts(context_lens: Sequence[int], tile: int, window: int = 0) -> list
 def segments(plan: DecodePlan, context_lens: Sequence[int], kv_heads: int, window: int = 0) -> Iterator[Segment]:
     """Who does what, in order of the workers."""
     counts = tile_counts(context_lens, plan.tile, window)
+    pieces: Iterator[tuple[int, int, int, int, int, int]]
     if plan.splits:
         chunk = static_chunk(plan, max(context_lens, default=0))
         pieces = (
