@@ -72,7 +72,7 @@ def test_requantizing_real_q4_1_tensors_with_a_float_minimum_is_lossless():
 
 def test_model_held_as_stored_int4_gives_the_dense_logits():
     dense, int4 = logits(None, TEXT), logits("int4-g32", TEXT)
-    assert divergence(dense, int4) < 1e-8
+    assert divergence(dense, int4) < 1e-6  # the same weights; two kernels add in different orders
     cards = loaded(None).card, loaded("int4-g32").card
     assert cards[1]["linear_precisions"] == {"int4-g32-float": 120, "float32": 1}
     assert cards[1]["weight_bytes"] < 0.35 * cards[0]["weight_bytes"]

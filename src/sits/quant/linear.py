@@ -85,8 +85,9 @@ class DenseWeight(LinearWeight):
 
     operator = "linear_dense"
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None):
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, shared: bool = False):
         super().__init__(weight.shape[0], weight.shape[1], bias)
+        self.shared = shared  # somebody else reads the tensor too (a tied embedding): packing would not free it
         self.weight: torch.Tensor | None = weight
         self.dtype = weight.dtype
         self._device = weight.device

@@ -129,7 +129,7 @@ def build_model(
     if config.tied_embeddings:
         head = LinearSpec("lm_head", (("model.embed_tokens", config.vocab_size),), config.hidden_size)
         tied = linear_format(head, source, dtype, device) if linear_format else None
-        lm_head = (tied or DenseWeight(embedding)).prepack()
+        lm_head = (tied or DenseWeight(embedding, shared=True)).prepack()
     else:
         lm_head = linear(head)
     weights = DecoderWeights(embedding, layers, vector("model.norm.weight"), lm_head)
