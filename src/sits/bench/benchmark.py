@@ -22,6 +22,7 @@ from sits.bench.load import LiveState, Load, RunOptions
 from sits.bench.point import build_point
 from sits.bench.progress import REFRESH_S, NoProgress, Progress
 from sits.bench.runner import PointRunner
+from sits.bench.search import Search
 from sits.bench.warmup import WarmupReport, warm_up
 from sits.bench.workload import SyntheticWorkload, Workload
 from sits.spec.convergence import loss_convergence
@@ -57,6 +58,13 @@ class BenchPlan:
     options: RunOptions = field(default_factory=RunOptions)
     command: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    search: Search | None = None  # gives the load levels one after another, instead of ``loads``
+
+    def next_load(self, points: Sequence[LoadPoint]) -> Load | None:
+        """The level after those measured; None when there is none left."""
+        if self.search is not None:
+            return self.search.next_load(points)
+        return self.loads[len(points)] if len(points) < len(self.loads) else None
 
 
 @dataclass(slots=True)
@@ -105,9 +113,8 @@ async def run_benchmark(
         options = plan.options
         if plan.warmup == "none":
             options = RunOptions(**{**_fields(options), "ramp": False})
-        for index, load in enumerate(plan.loads):
-            if stop.is_set():
-                break
+        while not stop.is_set() and (load := plan.next_load(points)) is not None:
+            index = len(points)
             for observer in observers:
                 await observer.begin(load)
             runner = PointRunner(
@@ -149,6 +156,9 @@ async def run_benchmark(
             if loss.status == "not_converged" and point.status == "complete":
                 point.status = "not_converged"
     status: Status = "partial" if stop.is_set() else _worst(points)
+    if plan.search is not None and status not in ("partial", "invalid", "no_data"):
+        # Levels beyond the capacity never settle: that is what the search is for.
+        status = "complete" if plan.search.ended else status
     result = Result(
         run_id=f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -168,6 +178,7 @@ async def run_benchmark(
         slo=plan.slo,
         points=points,
         knee=sweep.knee(points),
+        search=plan.search.summary() if plan.search is not None else None,
         warnings=[*plan.notes, *info.notes, *warmup.notes, *_warnings(points)],
         definitions=dict(DEFINITIONS),
     )

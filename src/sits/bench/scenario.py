@@ -105,9 +105,16 @@ class WorkloadSettings(_Part):
     @model_validator(mode="after")
     def _one_kind(self) -> WorkloadSettings:
         kinds = [name for name in ("dataset", "conversation", "trace", "mix") if getattr(self, name) is not None]
+        if kinds and kinds != ["dataset"] and (self.input_len or (self.output_len and kinds != ["mix"])):
+            raise ValueError(f"{kinds[0]} brings its own lengths")
         if len(kinds) > 1:
             raise ValueError(f"{' and '.join(kinds)} exclude each other")
         return self
+
+    def kind(self) -> str:
+        """synthetic, dataset, conversation, trace or mix."""
+        kinds = ("dataset", "conversation", "trace", "mix")
+        return next((name for name in kinds if getattr(self, name) is not None), "synthetic")
 
 
 class MixPart(WorkloadSettings):
@@ -177,6 +184,31 @@ class Scenario(_Part):
     calibration_s: Annotated[float, Field(ge=0, le=60)] | None = Field(
         default=None, description="0: no self-calibration"
     )
+
+    def flags(self) -> dict[str, Any]:
+        """What the command line's own flags would be, as their defaults; only those that are set."""
+        target, load = self.target, self.load
+        plain = self.workload.kind() in ("synthetic", "dataset")
+        values = {
+            "model": self.model,
+            "endpoint": target.endpoint,
+            "api": target.api,
+            "served_model": target.served_model,
+            "api_key_env": target.api_key_env,
+            "header": [f"{name}={value}" for name, value in target.headers.items()] or None,
+            "concurrency": load.concurrency,
+            "rate": load.rate,
+            "arrival": load.arrival,
+            "requests": load.requests,
+            "duration": load.duration_s,
+            "input_len": self.workload.input_len if plain else None,
+            "output_len": self.workload.output_len if plain else None,
+            "dataset": self.workload.dataset,
+            "slo": self.slo_text(),
+            "warmup": self.warmup,
+            "seed": self.seed,
+        }
+        return {name: value for name, value in values.items() if value is not None}
 
     def slo_text(self) -> str | None:
         """The objectives as ``--slo`` takes them."""

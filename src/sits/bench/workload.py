@@ -22,7 +22,7 @@ _POOL = 1 << 17
 _BLOCK = 4096
 _PHASE_SALT = {"measure": 0, "warmup": 1, "cooldown": 2, "probe": 3}
 
-TextMaker = Callable[[int, int], str]
+TextMaker = Callable[..., str]  # (tokens, salt[, shared prefix tokens, prefix group])
 
 
 class Workload(Protocol):
@@ -41,7 +41,8 @@ class Workload(Protocol):
 class SyntheticWorkload:
     """Random token ids (``vocab_size`` given), or text made by ``text(tokens, salt)`` for a target without ids.
 
-    ``prefix_len`` tokens at the start of each prompt are the same for all requests (a shared system prompt).
+    ``prefix_len`` tokens at the start of each prompt are shared (a system prompt): by all requests, or by those of
+    one of ``prefixes`` groups.
     """
 
     def __init__(
@@ -52,10 +53,12 @@ class SyntheticWorkload:
         vocab_size: int | None = None,
         text: TextMaker | None = None,
         prefix_len: int = 0,
+        prefixes: int = 1,
         max_context: int | None = None,
         seed: int = 0,
     ):
         self.input_len, self.output_len, self.prefix_len, self.seed = input_len, output_len, prefix_len, seed
+        self.prefixes = max(1, prefixes)
         self._max_context = max_context
         self._text = text
         self._lengths: dict[tuple[str, int], tuple[list[int], list[int]]] = {}
@@ -77,11 +80,14 @@ class SyntheticWorkload:
         """A request of exactly these lengths whose prompt is unlike that of any other (index, phase)."""
         salt = (index << 2 | _PHASE_SALT.get(phase, 3)) + (self.seed << 32)
         spec = RequestSpec(f"{phase}-{index}", output, prompt_tokens=tokens, seed=self.seed)
+        # A multiplicative hash, so that the groups do not come in turn.
+        group = (index * 2654435761 >> 8) % self.prefixes
         if self._pool:
-            spec.prompt_ids = self._ids(tokens, salt)
+            spec.prompt_ids = self._ids(tokens, salt, group)
         else:
             assert self._text is not None
-            spec.prompt = self._text(tokens, salt)
+            shared = (self.prefix_len, group) if self.prefix_len else ()
+            spec.prompt = self._text(tokens, salt, *shared)
         return spec
 
     def lengths(self, index: int, phase: str = "measure") -> tuple[int, int]:
@@ -108,17 +114,20 @@ class SyntheticWorkload:
             "input_len": str(self.input_len),
             "output_len": str(self.output_len),
             "prefix_len": self.prefix_len,
+            "prefixes": self.prefixes,
             "prompts": "random token ids" if self._pool else "text",
         }
 
-    def _ids(self, tokens: int, salt: int) -> list[int]:
+    def _ids(self, tokens: int, salt: int, group: int = 0) -> list[int]:
         # A Weyl step scatters the start; the first tokens spell the salt, so no two prompts share a first block.
         start = (salt * 0x9E3779B97F4A7C15 >> 7) % (_POOL - 1)
         ids = self._pool[start : start + tokens]
         while len(ids) < tokens:
             ids += self._pool[: tokens - len(ids)]
         place = min(self.prefix_len, max(0, tokens - 1))
-        ids[:place] = self._pool[:place]
+        if place:
+            begin = group * 8191 % max(1, _POOL - place)
+            ids[:place] = (self._pool[begin:] + self._pool)[:place]
         rest = salt
         while place < tokens:
             rest, digit = divmod(rest, self._span)

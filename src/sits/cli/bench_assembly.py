@@ -12,10 +12,12 @@ from sits.bench import quick
 from sits.bench.benchmark import BenchOutcome, BenchPlan, Observer, run_benchmark, stop_on_signals
 from sits.bench.client import Client, TargetInfo
 from sits.bench.lengths import Lengths
-from sits.bench.load import RunOptions
+from sits.bench.load import Load, RunOptions
 from sits.bench.progress import Progress
+from sits.bench.scenario import SearchSettings
 from sits.bench.scripted import PREFIX, ScriptedClient
-from sits.bench.text import word_prompts
+from sits.bench.search import Search
+from sits.bench.trace import TraceWorkload
 from sits.bench.workload import DatasetWorkload, SyntheticWorkload, Workload
 from sits.cli.bench_options import BenchOptions
 from sits.errors import InputError, MissingExtraError, SitsError
@@ -34,17 +36,22 @@ async def execute(options: BenchOptions, directory: Path, progress: Progress) ->
             progress.say(f"opening {options.model or options.endpoint}")
             started = time.monotonic()
             info = await client.open()
+            calibration = await _prepare_endpoint(options, client, info, progress)
             plan = await make_plan(options, client, info, started)
             outcome = await run_benchmark(
                 client,
                 info,
                 plan,
                 progress=progress,
-                observers=make_observers(options, client),
+                observers=make_observers(options, client, calibration),
                 stop=stop,
                 url=options.endpoint,
                 api=options.api if options.endpoint else None,
             )
+            if options.endpoint is not None:
+                from sits.bench.http.observers import ENDPOINT_DEFINITIONS
+
+                outcome.result.definitions |= ENDPOINT_DEFINITIONS
             await asyncio.to_thread(write_outputs, outcome, client, directory)
         finally:
             progress.close()
@@ -55,18 +62,9 @@ async def execute(options: BenchOptions, directory: Path, progress: Progress) ->
 def make_client(options: BenchOptions) -> Client:
     """The client for the target that was named; not opened yet."""
     if options.endpoint is not None:
-        from sits.bench.http.client import HttpClient
-        from sits.bench.http.options import EndpointOptions
+        from sits.cli.bench_endpoint import make_endpoint_client
 
-        return HttpClient(
-            EndpointOptions(
-                url=options.endpoint,
-                api=options.api,
-                model=options.served_model,
-                api_key=options.api_key(),
-                headers=options.headers(),
-            )
-        )
+        return make_endpoint_client(options)
     assert options.model is not None
     if options.model.startswith(PREFIX):
         return ScriptedClient(options.model, seed=options.seed)
@@ -94,7 +92,7 @@ async def make_plan(options: BenchOptions, client: Client, info: TargetInfo, sta
     input_len, output_len = options.lengths()
     plan = BenchPlan(
         loads=[],
-        workload=make_workload(options, info, input_len, output_len),
+        workload=make_workload(options, client, info, input_len, output_len),
         warmup=options.warmup,
         slo=options.objectives(),
         seed=options.seed,
@@ -102,34 +100,72 @@ async def make_plan(options: BenchOptions, client: Client, info: TargetInfo, sta
         options=RunOptions(fill=options.endpoint is None),
         command=options.command,
     )
-    source = make_workload(replace(options, dataset=None), info, input_len, output_len)
-    assert isinstance(source, SyntheticWorkload)
+    source = make_synthetic(options, client, info, input_len, output_len)
+    search = options.search_settings()
     if options.quick:
         await _plan_quick(options, client, info, plan, source, started)
+    elif search is not None:
+        plan.search = make_search(search, options)
+    elif isinstance(plan.workload, TraceWorkload):
+        offsets = plan.workload.offsets[: options.requests]
+        plan.loads = [Load("trace", offsets=offsets, duration_s=options.duration)]
     else:
         plan.loads = options.loads()
     plan.warmup_source = source
+    if options.endpoint is not None and isinstance(plan.workload, SyntheticWorkload):
+        # Prompts far longer than any of the run would only cost time, or money.
+        plan.warmup_longest = plan.warmup_longest or round(2 * plan.workload.input_len.mean)
     return plan
 
 
-def make_workload(options: BenchOptions, info: TargetInfo, input_len: Lengths, output_len: Lengths) -> Workload:
-    """The measured workload; refuses lengths that cannot fit the target's context."""
+def make_workload(
+    options: BenchOptions, client: Client, info: TargetInfo, input_len: Lengths, output_len: Lengths
+) -> Workload:
+    """The measured workload: a data set, what the scenario describes, or synthetic prompts."""
     if options.dataset is not None:
         return DatasetWorkload(options.dataset, output_len, seed=options.seed)
+    if options.scenario is not None:
+        from sits.cli.bench_workloads import scenario_workload
+
+        _check_context(info, input_len, output_len)
+        text = _text_of(options, client)
+        keep = options.scenario.target.keep_text
+        settings = options.scenario.workload
+        return scenario_workload(settings, info, text, options.seed, input_len, output_len, keep)
+    return make_synthetic(options, client, info, input_len, output_len)
+
+
+def make_synthetic(
+    options: BenchOptions, client: Client, info: TargetInfo, input_len: Lengths, output_len: Lengths
+) -> SyntheticWorkload:
+    """Synthetic prompts; refuses lengths that cannot fit the target's context."""
+    _check_context(info, input_len, output_len)
+    return SyntheticWorkload(
+        input_len,
+        output_len,
+        vocab_size=info.vocab_size,
+        text=_text_of(options, client),
+        max_context=info.max_context,
+        seed=options.seed,
+    )
+
+
+def _text_of(options: BenchOptions, client: Client) -> Any:
+    """The prompt maker of an endpoint, None where token ids are sent."""
+    if options.endpoint is None:
+        return None
+    from sits.cli.bench_endpoint import text_maker
+
+    return text_maker(client)
+
+
+def _check_context(info: TargetInfo, input_len: Lengths, output_len: Lengths) -> None:
     least = (input_len.largest or 1) + (output_len.largest or 1)
     if info.max_context is not None and input_len.kind == output_len.kind == "fixed" and least > info.max_context:
         raise InputError(
             f"{input_len} prompt and {output_len} answer tokens exceed the context of {info.max_context}",
             "Lower --input-len or --output-len",
         )
-    return SyntheticWorkload(
-        input_len,
-        output_len,
-        vocab_size=info.vocab_size,
-        text=word_prompts() if info.vocab_size is None else None,
-        max_context=info.max_context,
-        seed=options.seed,
-    )
 
 
 async def _plan_quick(
@@ -154,16 +190,48 @@ async def _plan_quick(
         spent_s=time.monotonic() - started,
     )
     plan.loads = options.loads(chosen.seconds_per_point, ",".join(map(str, quick.CONCURRENCY)))
-    plan.workload = make_workload(options, info, chosen.input_len, chosen.output_len)
+    plan.workload = make_workload(options, client, info, chosen.input_len, chosen.output_len)
     plan.warmup_budget_s = chosen.warmup_s
     plan.warmup_longest = round(4 * (chosen.input_len.mean + chosen.output_len.mean))
     plan.notes += chosen.notes
     plan.options = replace(plan.options, tolerance=QUICK_TOLERANCE, max_rounds=plan.options.rounds + 1)
 
 
-def make_observers(options: BenchOptions, client: Client) -> list[Observer]:
-    """Telemetry beside an embedded engine."""
-    if options.endpoint is not None or isinstance(client, ScriptedClient):
+async def _prepare_endpoint(
+    options: BenchOptions, client: Client, info: TargetInfo, progress: Progress
+) -> dict[str, float]:
+    """Self-calibration of the client before an endpoint is measured; empty for embedded targets."""
+    if options.endpoint is None:
+        return {}
+    from sits.cli.bench_endpoint import calibrate_client, describe_target
+
+    describe_target(client, info)
+    progress.say("calibrating the load generator against its own loopback server")
+    return await calibrate_client(options)
+
+
+def make_search(settings: SearchSettings, options: BenchOptions) -> Search:
+    """The search for the highest load within the objectives."""
+    return Search(
+        settings.over,
+        options.objectives(),
+        start=settings.start,
+        limit=settings.limit,
+        precision=settings.precision,
+        attainment=settings.attainment,
+        arrival=options.arrival or "poisson",
+        requests=options.requests,
+        duration_s=options.seconds(),
+    )
+
+
+def make_observers(options: BenchOptions, client: Client, calibration: dict[str, float]) -> list[Observer]:
+    """Telemetry beside an embedded engine; client health and the server's own metrics beside an endpoint."""
+    if options.endpoint is not None:
+        from sits.cli.bench_endpoint import endpoint_observers
+
+        return endpoint_observers(options, client, calibration)
+    if isinstance(client, ScriptedClient):
         return []
     from sits.cli.bench_telemetry import TelemetryObserver
 

@@ -15,6 +15,8 @@ Examples:
   sits bench --model synthetic:llama-3-8b --concurrency 1..64 --requests 128
   sits bench --model ./model.gguf --rate 2 --arrival poisson --slo ttft=500ms,itl=50ms
   sits bench --endpoint http://127.0.0.1:8000 --concurrency 16 --duration 60
+  sits bench --endpoint http://127.0.0.1:8000 --rate max --slo ttft=500ms,itl=50ms    (search)
+  sits bench --endpoint http://127.0.0.1:8000 -f chat       (scenario; --init chat prints it)
   sits bench --model scripted:ttft=20ms,itl=5ms --quick     (no model at all, to try the tool)
 
 \b
@@ -26,7 +28,41 @@ no data); 4 the load generator was the bottleneck; 130 interrupted, partial resu
 EXIT_CODES = {"complete": 0, "partial": 130, "not_converged": 3, "no_data": 3, "invalid": 4}
 
 
+def _use_scenario(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    """Load the scenario first: its settings become the defaults of the other flags."""
+    if value is None:
+        return None
+    from sits.bench.scenario import load_scenario
+
+    scenario = load_scenario(value)
+    context.default_map = {**(context.default_map or {}), **scenario.flags()}
+    return scenario
+
+
+def _print_and_leave(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    if not value or context.resilient_parsing:
+        return
+    from sits.bench.scenario import built_in_text, schema_text
+
+    click.echo(schema_text() if value is True else built_in_text(value), nl=value is True)
+    context.exit(0)
+
+
 @click.command("bench", epilog=_EPILOG)
+@click.option(
+    "-f",
+    "--scenario",
+    metavar="FILE",
+    is_eager=True,
+    callback=_use_scenario,
+    help="YAML scenario, or a built-in one.",
+)
+@click.option(
+    "--init", metavar="NAME", is_eager=True, expose_value=False, callback=_print_and_leave, help="Print a scenario."
+)
+@click.option(
+    "--schema", is_flag=True, is_eager=True, expose_value=False, callback=_print_and_leave, help="Print their schema."
+)
 @click.option("--model", help="Model name, folder, .gguf file, hub id or synthetic:PRESET; runs on this machine.")
 @click.option("--endpoint", metavar="URL", help="Measure this OpenAI-compatible endpoint instead.")
 @click.option(
@@ -35,8 +71,8 @@ EXIT_CODES = {"complete": 0, "partial": 130, "not_converged": 3, "no_data": 3, "
 @click.option("--served-model", metavar="NAME", help="Model name to ask the endpoint for (default: its first).")
 @click.option("--api-key-env", metavar="VAR", help="Environment variable that holds the endpoint's API key.")
 @click.option("--header", multiple=True, metavar="K=V", help="Extra request header; may be repeated.")
-@click.option("--concurrency", metavar="LIST", help="Closed loop: callers, such as 1,4,8 or 1..64. [default: 1]")
-@click.option("--rate", metavar="LIST", help="Open loop: requests per second, such as 0.5,1,2.")
+@click.option("--concurrency", metavar="LIST", help="Closed loop: callers, such as 1,4,8, 1..64 or max. [default: 1]")
+@click.option("--rate", metavar="LIST", help="Open loop: requests per second, such as 0.5,1,2 or max.")
 @click.option("--arrival", metavar="PROCESS", help="With --rate: poisson, constant, burst[:SHAPE] or ramp.")
 @click.option("--requests", type=int, metavar="N", help="Measure N requests at each load level.")
 @click.option("--duration", type=float, metavar="S", help="Measure S seconds at each load level. [default: 30]")
@@ -53,20 +89,40 @@ EXIT_CODES = {"complete": 0, "partial": 130, "not_converged": 3, "no_data": 3, "
 @click.option("--json", "json_to", metavar="FILE", help="Also write the result here; - is standard output.")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, help="Seed of prompts and arrivals.")
 @click.option("--quick", is_flag=True, help="About a minute in all: fits lengths and time to this machine.")
-def command(**values: Any) -> int:
+@click.pass_context
+def command(context: click.Context, /, **values: Any) -> int:
     """Measure TTFT, ITL, throughput, TLTB and goodput, with intervals and a convergence check.
 
     Prints a scorecard and writes result.json, the raw records and a self-contained report.html.
     """
     from sits.cli.bench_options import BenchOptions
 
-    options = BenchOptions(command=_command_line(), **values)
+    options = BenchOptions(command=_command_line(), **_without_overridden(context, values))
     options.check()
     if options.dataset is not None:
         from sits.bench.workload import read_dataset
 
         read_dataset(options.dataset)  # before a model is loaded for nothing
     return run_options(options)
+
+
+def _without_overridden(context: click.Context, values: dict[str, Any]) -> dict[str, Any]:
+    """Drop what a scenario set where a flag on the command line excludes it."""
+    from click.core import ParameterSource
+
+    def typed(name: str) -> bool:
+        return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+    groups = (("model", "endpoint"), ("concurrency", "rate"), ("requests", "duration"), ("input_len", "dataset"))
+    for one, other in groups:
+        for mine, rival in ((one, other), (other, one)):
+            if typed(mine) and not typed(rival):
+                values[rival] = None
+    if typed("concurrency") and not typed("arrival"):
+        values["arrival"] = None
+    if values["model"] is not None and typed("model"):
+        values |= {"served_model": None, "api_key_env": None, "header": (), "api": "chat"}
+    return values
 
 
 def run_options(options: Any) -> int:

@@ -9,11 +9,13 @@ from pathlib import Path
 from sits.bench.arrivals import Arrivals
 from sits.bench.lengths import Lengths
 from sits.bench.load import Load
+from sits.bench.scenario import Scenario, SearchSettings
 from sits.bench.sweep import parse_concurrency, parse_levels
 from sits.errors import InputError
 from sits.spec.slo import parse_slo
 
 DEFAULT_DURATION_S = 30.0
+SEARCH = "max"  # a level that means: search for the highest one that meets the SLO
 DEFAULT_INPUT_LEN, DEFAULT_OUTPUT_LEN = "128", "128"
 
 
@@ -43,6 +45,7 @@ class BenchOptions:
     json_to: str | None = None
     seed: int = 0
     quick: bool = False
+    scenario: Scenario | None = None
     command: list[str] = field(default_factory=list)
 
     def check(self) -> None:
@@ -69,9 +72,22 @@ class BenchOptions:
             raise InputError("give --requests or --duration, not both")
         if self.dataset is not None and self.input_len is not None:
             raise InputError("--input-len and --dataset exclude each other", "A dataset brings its own prompts")
-        self.objectives()
+        if self.is_trace() and (self.rate or self.concurrency or self.search_settings()):
+            raise InputError("a trace brings its own arrivals", "Leave out --concurrency, --rate and search")
+        if self.scenario is not None and self.scenario.workload.kind() != "synthetic":
+            given = "--input-len" if self.input_len else "--output-len" if self.output_len else None
+            if given is not None and self.dataset is None and self.scenario.workload.kind() != "dataset":
+                raise InputError(f"{given} does not fit a scenario of kind {self.scenario.workload.kind()}")
+        objectives = self.objectives()
+        if self.search_settings() is not None and not objectives:
+            raise InputError(
+                "a search for the highest load needs objectives", "For example --slo ttft=500ms,itl=50ms"
+            )
+        if self.search_settings() is not None and self.quick:
+            raise InputError("--quick measures fixed load levels and cannot search", "Leave one of them out")
         self.lengths()
-        self.loads(1.0)
+        if not self.is_trace() and self.search_settings() is None:
+            self.loads(1.0)
         self.api_key()
         self.headers()
 
@@ -85,8 +101,39 @@ class BenchOptions:
             Lengths.parse(self.output_len or DEFAULT_OUTPUT_LEN, "--output-len"),
         )
 
+    def search_settings(self) -> SearchSettings | None:
+        """The search that ``--rate max``, ``--concurrency max`` or the scenario asks for."""
+        found = self.scenario.load.search if self.scenario is not None else None
+        if self.rate == SEARCH:
+            return SearchSettings(over="rate")
+        if self.concurrency == SEARCH:
+            return SearchSettings(over="concurrency")
+        return found if self.rate is None and self.concurrency is None else None
+
+    def is_trace(self) -> bool:
+        """A recorded trace is replayed."""
+        return self.scenario is not None and self.scenario.workload.trace is not None
+
+    def open_loop(self) -> bool:
+        """Requests are due at their times, whether or not earlier ones have been answered."""
+        search = self.search_settings()
+        return self.is_trace() or self.rate is not None or (search is not None and search.over == "rate")
+
+    def needs_text(self) -> bool:
+        """A later request repeats an earlier answer."""
+        workload = self.scenario.workload if self.scenario is not None else None
+        parts = [workload, *(workload.mix or {}).values()] if workload is not None else []
+        return any(part.conversation is not None for part in parts)
+
+    def seconds(self) -> float | None:
+        """How long a load level lasts; None when requests are counted instead."""
+        return self.duration if self.requests is not None or self.duration is not None else DEFAULT_DURATION_S
+
     def levels(self, default: str = "1") -> list[float]:
-        """Concurrency levels, or rates in open loop."""
+        """Concurrency levels, or rates in open loop; a search's first level."""
+        search = self.search_settings()
+        if search is not None:
+            return [search.start]
         if self.rate is not None:
             return parse_levels(self.rate, "rate")
         return [float(level) for level in parse_concurrency(self.concurrency or default)]

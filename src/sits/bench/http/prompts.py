@@ -5,7 +5,7 @@ Two probes of different length give ``tokens = overhead + per_word * words``: th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -32,7 +32,7 @@ _POOL = 1 << 16
 class WordText:
     """Makes text of about ``tokens`` tokens, different from its first word on for every salt.
 
-    ``prefix`` tokens at the start are the same for every salt (a shared system prompt).
+    ``prefix`` tokens at the start are the same for every salt of a ``group`` (a shared system prompt).
     """
 
     overhead: float = 0.0
@@ -41,7 +41,7 @@ class WordText:
     calibrated: bool = False
     _pool: list[str] = field(default_factory=list)
 
-    def __call__(self, tokens: int, salt: int, prefix: int = 0) -> str:
+    def __call__(self, tokens: int, salt: int, prefix: int = 0, group: int = 0) -> str:
         """Text for a prompt of ``tokens`` tokens, template included; at least one word."""
         if not self._pool:
             chosen = np.random.default_rng([self.seed, 0x30D5]).integers(0, len(_WORDS), _POOL)
@@ -60,7 +60,12 @@ class WordText:
             words[place] = _WORDS[digit]
             if rest == 0:
                 break
-        return " ".join(self._pool[:shared] + words)
+        begin = group * 8191 % _POOL
+        return " ".join((self._pool[begin:] + self._pool)[:shared] + words if shared else words)
+
+    def without_overhead(self) -> WordText:
+        """A maker for parts of a prompt: the template is counted once, elsewhere."""
+        return replace(self, overhead=0.0)
 
     def words(self, tokens: int) -> int:
         """Words that make ``tokens`` tokens."""

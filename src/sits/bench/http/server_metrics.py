@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sits.bench.http.address import Endpoint
@@ -70,7 +70,7 @@ def parse_metrics(page: str) -> dict[str, float]:
     return found
 
 
-def summarise(samples: list[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
+def summarise(samples: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
     """One load point from its ``(seconds, snapshot)`` samples: mean and max of gauges, growth of counters.
 
     The prefix hit rate comes from the counters' growth where the server has them, so that earlier traffic
