@@ -27,6 +27,7 @@ class EventKind(IntEnum):
     BLOCK_FREED = 12
     BLOCK_REUSED = 13  # prefix hit; entity = block id
     PERCEIVED = 14  # the scheduler saw an arrival, a cancel or a step completion; cause = that event
+    ROUND_TRIP = 15  # a message to another worker or replica and back; entity = the pair, value = ns
 
 
 class Event(NamedTuple):
