@@ -220,8 +220,8 @@ def test_intel_npu_busy_time_is_a_ratio_and_power_is_absent(tmp_path):
     write(tmp_path, {entry: "11000\n"})
     busy = collector.sample()[0]
     assert isinstance(busy, Reading)
-    assert 0 < busy.value <= 0.010 / 0.02 + 0.01
-    assert busy.value == pytest.approx(0.010 / (time.monotonic() - begin), rel=0.5)
+    assert 0 < busy.value <= 0.5
+    assert busy.value >= 0.010 / (time.monotonic() - begin + 1.0)
 
 
 PMIC = """   3V7_WL_SW_A current(0)=0.10000000A

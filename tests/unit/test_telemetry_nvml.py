@@ -113,10 +113,14 @@ def test_no_library_is_a_reason_not_an_exception(monkeypatch, tmp_path):
 def test_energy_is_the_counters_difference(stub):
     collector = stub("ok")
     collector.probe()
-    first, begin = collector.energy_joules()["GPU-stub"], time.monotonic()
-    time.sleep(0.05)
-    second, end = collector.energy_joules()["GPU-stub"], time.monotonic()
-    assert second - first == pytest.approx(100 * (end - begin), rel=0.2)  # the stub draws 100 W
+    outer = time.monotonic()
+    first = collector.energy_joules()["GPU-stub"]
+    inner = time.monotonic()
+    time.sleep(0.02)
+    inner = time.monotonic() - inner
+    second = collector.energy_joules()["GPU-stub"]
+    outer = time.monotonic() - outer
+    assert 100 * inner - 0.01 <= second - first <= 100 * outer + 0.01  # the stub draws 100 W
 
 
 def test_card_without_energy_counter_reports_absence(stub):
@@ -130,10 +134,10 @@ def test_sampler_keeps_the_floor_and_collects(stub):
     collector.probe()
     sampler = Sampler([collector], {"nvml": 0.001})  # below the 100 ms floor: raised to it
     sampler.start()
-    time.sleep(0.35)
+    while not sampler.samples():
+        time.sleep(0.02)
     sampler.stop()
     windows = sampler.samples()
-    assert 2 <= len(windows) <= 3
     assert all(window.window_ns >= 90_000_000 for window in windows)
     assert all(window.observed_gbps == pytest.approx(0.8 * PEAK) for window in windows)
 
@@ -141,14 +145,16 @@ def test_sampler_keeps_the_floor_and_collects(stub):
 def test_session_gives_the_three_ratios_and_energy(stub):
     session = TelemetrySession([stub("ok", 50.0)], {"nvml": 0.1})
     session.start()
-    time.sleep(0.25)
+    while not session.samples():
+        time.sleep(0.02)
     window = session.stop()
     required = 0.4 * PEAK * 1e9 * window.duration_s
     figures = window.figures(required, output_tokens=10)
     assert figures["mabu.required"]["value"] == pytest.approx(0.4)
     assert figures["mabu.observed"]["value"] == pytest.approx(0.5)
     assert figures["traffic_efficiency"]["value"] == pytest.approx(0.8)
-    assert figures["energy_per_token"]["value"] == pytest.approx(10 * window.duration_s, rel=0.2)
+    assert figures["energy_per_token"]["value"] == pytest.approx(window.energy_j["GPU-stub"] / 10)
+    assert window.energy_j["GPU-stub"] >= 100 * window.duration_s - 0.01  # read outside the timed window
     assert window.rows(required)[0]["model_required_gbps"] == pytest.approx(0.4 * PEAK)
 
 
@@ -164,7 +170,8 @@ def test_session_without_permission_says_why_and_gives_no_zero(stub):
 def test_required_above_observed_is_flagged(stub):
     session = TelemetrySession([stub("ok", 10.0)], {"nvml": 0.1})
     session.start()
-    time.sleep(0.15)
+    while not session.samples():
+        time.sleep(0.02)
     window = session.stop()
     notes = window.notes(0.2 * PEAK * 1e9 * window.duration_s)
     assert any("2.00x the observed" in note for note in notes)

@@ -52,10 +52,10 @@ class Fake(BaseCollector):
 def test_a_slow_collector_skips_deadlines_and_counts_them():
     sampler = Sampler([Fake(work_s=0.07)])
     sampler.start()
-    time.sleep(0.3)
+    while len(sampler.samples()) < 2:
+        time.sleep(0.02)
     sampler.stop()
-    assert sampler.missed_deadlines > 0
-    assert 2 <= len(sampler.samples()) <= 5
+    assert sampler.missed_deadlines >= 3  # a period of 20 ms, 70 ms of work
 
 
 def test_a_collector_that_raises_is_counted_and_the_loop_goes_on():
@@ -63,9 +63,9 @@ def test_a_collector_that_raises_is_counted_and_the_loop_goes_on():
     broken.name = "broken"
     sampler = Sampler([broken, good])
     sampler.start()
-    time.sleep(0.1)
+    while not sampler.samples():
+        time.sleep(0.02)
     sampler.stop()
-    assert sampler.samples()
     assert any("vendor surprise" in reason for reason in sampler.dropped())
 
 
@@ -73,7 +73,8 @@ def test_stop_twice_and_the_sampler_reports_its_own_cost():
     collector = Fake()
     sampler = Sampler([collector])
     sampler.start()
-    time.sleep(0.1)
+    while not sampler.samples():
+        time.sleep(0.02)
     sampler.stop()
     sampler.stop()
     assert collector.closed == 1
@@ -84,7 +85,9 @@ def test_stop_twice_and_the_sampler_reports_its_own_cost():
 def test_cpu_bound_doubles_the_periods():
     sampler = Sampler([Fake(work_s=0.015, burn=True)], {"fake": 0.03})
     sampler.start()
-    time.sleep(2.3)
+    begin = time.monotonic()
+    while not sampler.slowed and time.monotonic() - begin < 20:
+        time.sleep(0.05)
     sampler.stop()
     assert sampler.slowed >= 1
 

@@ -165,6 +165,10 @@ class TelemetrySession:
         self._energy = self._sampler.energy()
         self._wall_ns, self._begin_ns = time.time_ns(), time.monotonic_ns()
 
+    def samples(self) -> list[BandwidthSample]:
+        """Windows so far of the running session."""
+        return self._sampler.samples(self._wall_ns) if self._sampler is not None else []
+
     def stop(self) -> TelemetryWindow:
         """End the window. Energy is read first. Returns an empty window when ``start`` was never called."""
         if self._sampler is None:

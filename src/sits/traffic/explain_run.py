@@ -1,0 +1,300 @@
+"""An explanation of a run: from its result, its event log (where the engine was ours) and a profiler trace.
+
+Without an event log (an endpoint) the engine is a black box: the time per token as the client saw it stands
+beside the prediction, and what the prediction does not explain is named as such.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sits.errors import InputError
+from sits.spec.events import Event
+from sits.spec.records import RequestRecord
+from sits.spec.result import LoadPoint, Result
+from sits.traffic.advice import suggest
+from sits.traffic.attribution import decode_waterfall
+from sits.traffic.capacity import roofline_points
+from sits.traffic.cards import HardwareCard
+from sits.traffic.execution_split import fit_step_cost
+from sits.traffic.explain_prediction import describe_step
+from sits.traffic.explanation import Explanation, Finding, Piece, SlowRequest, Tail, Waterfall
+from sits.traffic.findings import RunFacts, find_causes
+from sits.traffic.latency_causes import first_token_tail, token_gap_tail
+from sits.traffic.model_shape import ModelShape
+from sits.traffic.operators import Step
+from sits.traffic.precision import StepPrecision
+from sits.traffic.predict import Efficiency, predict_step
+from sits.traffic.run_log import RunLog, read_run
+
+RATIOS = ("mabu.required", "mabu.observed", "traffic_efficiency", "energy_per_token")
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What is known of the run besides its records; each part may be None."""
+
+    shape: ModelShape | None = None
+    card: HardwareCard | None = None
+    precision: StepPrecision | None = None
+    efficiency: Efficiency | None = None
+    devices: int = 1
+    graphs: bool | None = None
+    chunk: int | None = None
+    vision_tokens: int = 0
+    kv_blocks: int | None = None  # size of the engine's KV pool
+
+
+def precision_of(card: dict[str, Any]) -> StepPrecision:
+    """Weights, KV and activation types as a model card states them; 16 bits where it is silent.
+
+    Of several weight precisions the most common one stands for all.
+    """
+    activations = _known(card.get("dtype") or card.get("activation_dtype")) or "bf16"
+    linears = card.get("linear_precisions")  # {precision: how many linears}
+    stored = max(linears, key=linears.get) if isinstance(linears, dict) and linears else None
+    weights = _known(card.get("precision") or card.get("quantization") or stored) or activations
+    kv = _known(card.get("kv_dtype") or card.get("kv_cache_dtype")) or activations
+    head = _known(card.get("head_precision"))
+    return StepPrecision(weights, kv if kv in ("fp8", "int8", "fp32", "bf16") else activations, activations, head)
+
+
+def _known(value: Any) -> str | None:
+    from sits.traffic.precision import weight_bytes
+
+    if not isinstance(value, str) or value in ("auto", "none", ""):
+        return None
+    name = value.removeprefix("torch.").lower()
+    name = {"float32": "fp32", "float16": "bf16", "bfloat16": "bf16", "fp16": "bf16", "dense": ""}.get(name, name)
+    try:
+        weight_bytes(name)
+    except InputError:
+        return None
+    return name
+
+
+def choose_point(result: Result, index: int | None) -> LoadPoint:
+    """The asked load point, else the knee, else the one with the most requests."""
+    if not result.points:
+        raise InputError("the result has no load point", "Run sits bench again")
+    if index is not None:
+        for point in result.points:
+            if point.index == index:
+                return point
+        raise InputError(
+            f"the result has no load point {index}",
+            "It has " + ", ".join(str(point.index) for point in result.points),
+        )
+    if result.knee is not None:
+        for point in result.points:
+            if point.index == result.knee:
+                return point
+    return max(result.points, key=lambda point: point.requests.get("ok", 0))
+
+
+def explain_events(
+    events: Iterable[Event],
+    context: RunContext,
+    subject: str = "run",
+    window: tuple[int, int] | None = None,
+    profile: dict[str, float] | None = None,
+    kv_use: float | None = None,
+) -> Explanation:
+    """Explain a run from its event log. ``window`` (monotonic ns) keeps requests that arrived inside it."""
+    run = read_run(events, *(window or (0, None)))
+    if window is not None and not any(track.token_ns for track in run.requests.values()):
+        raise InputError("no request of the load point is in the event log", "The log's ring may have been too small")
+    waterfall = decode_waterfall(
+        run, context.shape, context.precision, context.card, context.efficiency, profile, context.devices
+    )
+    cost = fit_step_cost(run.steps)
+    if kv_use is None and context.kv_blocks and run.most_blocks:
+        kv_use = run.most_blocks / context.kv_blocks
+    facts = RunFacts(run, cost, context.shape, context.precision, context.card, context.graphs, kv_use)
+    explanation = Explanation(
+        kind="measured",
+        subject=subject,
+        model=context.shape.name if context.shape else "unknown shapes",
+        card=context.card.name if context.card else "unknown card",
+        waterfall=waterfall,
+        findings=find_causes(waterfall, facts),
+        tails=[tail for tail in (first_token_tail(run, cost), token_gap_tail(run, cost)) if tail is not None],
+        notes=_notes(context, waterfall),
+    )
+    step = mean_step(run, context)
+    if step is not None:
+        explanation.step = describe_step(step, None, context.graphs)
+        if context.shape is not None and context.card is not None:
+            prediction = predict_step(
+                context.shape, step, context.card, context.efficiency, context.graphs is not False
+            )
+            explanation.basis = prediction.origin
+            explanation.roofline = roofline_points(prediction, context.card)
+            explanation.switches = suggest(
+                context.shape, step, context.card, context.efficiency, _step_time(waterfall), waterfall,
+                context.graphs is not False, context.vision_tokens, context.chunk,
+            )  # fmt: skip
+    return explanation
+
+
+_WAITING = ("queue", "preemption", "not_scheduled")
+
+
+def _step_time(waterfall: Waterfall) -> float:
+    """The part of a token's time that belongs to steps, without waiting."""
+    return sum(piece.measured_ms or 0.0 for piece in waterfall.pieces if piece.name not in _WAITING)
+
+
+def mean_step(run: RunLog, context: RunContext) -> Step | None:
+    """A decode step of the run's usual size: the median batch, each with the mean context."""
+    rows = [step.contexts for step in run.steps if step.contexts]
+    if not rows:
+        return None
+    batch = int(np.median([len(contexts) for contexts in rows]))
+    mean = round(sum(map(sum, rows)) / sum(map(len, rows)))
+    return Step.decode(max(1, batch), mean, context.precision or StepPrecision(), context.devices)
+
+
+def explain_records(
+    records: Sequence[RequestRecord], point: LoadPoint, context: RunContext, subject: str = "endpoint"
+) -> Explanation:
+    """Explain a run without an event log, from what the client saw. Raises ``InputError`` without token times."""
+    good = [record for record in records if record.ok and record.phase == "measure" and record.point == point.index]
+    gaps, contexts = [], []
+    for record in good:
+        tokens = record.output_tokens
+        if len(record.chunk_times_ns) > 1 and tokens > 1:
+            gaps.append((record.chunk_times_ns[-1] - record.chunk_times_ns[0]) / (tokens - 1) / 1e6)
+            contexts.append((record.prompt_tokens or 0) + tokens // 2)
+    if not gaps:
+        raise InputError("no request of this load point has two tokens", "explain needs streamed answers")
+    total = float(np.mean(gaps))
+    batch = _mean_in_flight(good)
+    step = Step.decode(batch, round(float(np.mean(contexts))), context.precision or StepPrecision(), context.devices)
+    pieces = [Piece("client_gap", total, 0.0, None, "client")]
+    findings = [Finding("black_box", "the target is a black box", "no event log and no shapes or card", 0.0)]
+    limit = predicted_ms = None
+    explanation = Explanation("measured", subject, "", "", describe_step(step))
+    if context.shape is not None and context.card is not None:
+        prediction = predict_step(context.shape, step, context.card, context.efficiency)
+        limits, left = prediction.limit_pieces(), total
+        pieces = []
+        for name, ms in prediction.pieces().items():
+            measured = min(ms, left)
+            left -= measured
+            if measured > 0:
+                pieces.append(Piece(name, measured, limits.get(name, 0.0), ms, "model"))
+        pieces.append(Piece("unattributed", left, 0.0, 0.0, "by subtraction", "engine, network, everything else"))
+        limit, predicted_ms = prediction.limit_ms, prediction.step_ms
+        explanation.basis = prediction.origin
+        explanation.roofline = roofline_points(prediction, context.card)
+        explanation.switches = suggest(context.shape, step, context.card, context.efficiency, total)
+        findings = [
+            Finding(
+                "slower_than_predicted" if left > 0.2 * total else "as_predicted",
+                "the endpoint is slower than this card's prediction" if left > 0.2 * total else
+                "the endpoint is about as fast as predicted for this card",
+                f"{total:.2f} ms per token at {batch} in flight; "
+                f"{predicted_ms:.2f} predicted, {limit:.2f} at the roofline",
+                left,
+                "look at the server's own queue and step times; run it under sits serve for an event log",
+            )
+        ]  # fmt: skip
+    explanation.model = context.shape.name if context.shape else "unknown shapes"
+    explanation.card = context.card.name if context.card else "unknown card"
+    explanation.waterfall = Waterfall(total, pieces, sum(r.output_tokens for r in good), limit, predicted_ms).sort()
+    explanation.findings = findings
+    explanation.tails = _record_tails(good)
+    explanation.notes = [
+        "no event log: phases inside the server are not visible",
+        *_notes(context, explanation.waterfall),
+    ]
+    return explanation
+
+
+def _mean_in_flight(records: Sequence[RequestRecord]) -> int:
+    """Mean number of requests that were decoding at once, from their own times."""
+    spans = [
+        (r.t_due + r.chunk_times_ns[0], r.t_due + r.chunk_times_ns[-1]) for r in records if len(r.chunk_times_ns) > 1
+    ]
+    busy = max(end for _, end in spans) - min(start for start, _ in spans)
+    return max(1, round(sum(end - start for start, end in spans) / busy)) if busy > 0 else 1
+
+
+def _record_tails(records: Sequence[RequestRecord]) -> list[Tail]:
+    timed = [(record.chunk_times_ns[0] / 1e6, record) for record in records if record.chunk_times_ns]
+    values = np.array([value for value, _ in timed])
+    p50, p99 = (float(np.percentile(values, q, method="inverted_cdf")) for q in (50, 99))
+    slow = sorted((pair for pair in timed if pair[0] >= p99), key=lambda pair: -pair[0])[:5]
+    late = "client" if any((r.t_sent - r.t_due) / 1e6 > 0.5 * value for value, r in slow) else "server"
+    rows = [
+        SlowRequest(
+            record.request_id, value, late,
+            "it was sent late by the load generator" if late == "client" else "inside the server",
+            {"sent_late": (record.t_sent - record.t_due) / 1e6},
+        )
+        for value, record in slow
+    ]  # fmt: skip
+    return [Tail("ttft", p50, p99, len(values), {}, rows)]
+
+
+def _notes(context: RunContext, waterfall: Waterfall) -> list[str]:
+    notes = []
+    if context.shape is None:
+        notes.append("the model card has no shapes: give --model for the roofline")
+    if context.card is None:
+        notes.append("the device is not in the card table: give --gpu (or --bandwidth) for the roofline")
+    elif context.card.uncertain:
+        notes.append(context.card.uncertain)
+    share = next((p.measured_ms or 0.0 for p in waterfall.pieces if p.name == "unattributed"), 0.0)
+    if waterfall.total_ms and share > 0.02 * waterfall.total_ms:
+        notes.append(f"{share / waterfall.total_ms:.0%} of the time could not be attributed")
+    return notes
+
+
+def add_ratios(explanation: Explanation, point: LoadPoint) -> None:
+    """Copy the three ratios and energy of a load point: required/peak, observed/peak, required/observed."""
+    for name in RATIOS:
+        figure = point.metrics.get(name)
+        if figure is not None:
+            explanation.ratios[name] = {"value": figure.value, "unit": figure.unit, "reason": figure.reason}
+
+
+def compare_after(before: Explanation, after: Explanation, changed: str, predicted_ratio: float | None) -> None:
+    """Add to ``before`` the switch that a second run had on: predicted beside achieved."""
+    if before.waterfall is None or after.waterfall is None:
+        return
+    start, end = _step_time(before.waterfall), _step_time(after.waterfall)
+    from sits.traffic.explanation import Switch
+
+    done = Switch(
+        "applied", changed, "second run", start, start * predicted_ratio if predicted_ratio else end, "measured",
+        basis="predicted beside achieved" if predicted_ratio else "achieved only", achieved_ms=end,
+    )  # fmt: skip
+    before.switches.insert(0, done)
+
+
+def what_changed(before: RunContext, after: RunContext, step: Step | None) -> tuple[str, float | None]:
+    """(the differences in words, predicted ratio of step times) between two runs' set-ups."""
+    changes = []
+    if before.precision and after.precision:
+        for name in ("weights", "kv", "activations"):
+            old, new = getattr(before.precision, name), getattr(after.precision, name)
+            if old != new:
+                changes.append(f"{name} {old} -> {new}")
+    if before.devices != after.devices:
+        changes.append(f"devices {before.devices} -> {after.devices}")
+    if before.graphs != after.graphs and None not in (before.graphs, after.graphs):
+        changes.append(f"graphs {'on' if after.graphs else 'off'}")
+    ratio = None
+    if step is not None and before.shape is not None and before.card is not None and changes:
+        first = predict_step(before.shape, step, before.card, before.efficiency, before.graphs is not False)
+        second_step = dataclasses.replace(step, precision=after.precision or step.precision, devices=after.devices)
+        second = predict_step(before.shape, second_step, before.card, before.efficiency, after.graphs is not False)
+        ratio = second.step_ms / first.step_ms
+    return ", ".join(changes) or "nothing the model card shows", ratio
