@@ -193,7 +193,8 @@ def _context_of(result: Result, options: dict[str, Any]) -> tuple[RunContext, li
     if options["kv"]:
         precision = replace(precision, kv=options["kv"])
     card, more = _card_of(result, options)
-    engine = stored.get("engine") if isinstance(stored.get("engine"), dict) else {}
+    found = stored.get("engine")
+    engine: dict[str, Any] = found if isinstance(found, dict) else {}
     graphs = engine.get("cuda_graphs")
     if card is not None and card.vendor in ("cpu", "arm"):
         graphs = None  # there are none on a CPU: nothing to blame

@@ -21,7 +21,7 @@ def suggest(
     step: Step,
     card: HardwareCard,
     efficiency: Efficiency | None = None,
-    measured_ms: float | None = None,
+    measured_ms: tuple[float, float] | None = None,
     waterfall: Waterfall | None = None,
     graphs: bool = True,
     vision_tokens: int = 0,
@@ -29,18 +29,19 @@ def suggest(
 ) -> list[Switch]:
     """Everything that would help this decode step, best first; nothing that would not.
 
-    With ``measured_ms`` the predicted ratio is applied to the measured step, so that an engine slower than predicted
-    is not promised the predicted time.
+    ``measured_ms`` is (execution, the rest: scheduling, others' prefill) of the measured step. The predicted ratio is
+    applied to the execution only, so that an engine slower than predicted is not promised the predicted time.
     """
     before = predict_step(shape, step, card, efficiency, graphs).step_ms
-    scale = (measured_ms / before) if measured_ms else 1.0
+    execution, rest = measured_ms or (before, 0.0)
+    total = execution + rest
     found = []
     for code, what, how, price, after_step, after_graphs in _variants(shape, step, card, graphs):
         after = predict_step(shape, after_step, card, efficiency, after_graphs).step_ms
         rows = len(after_step.contexts) / max(1, len(step.contexts))
-        gain = rows * before / after - 1.0
-        found.append(Switch(code, what, how, before * scale, after * scale, price, gain))
-    found.extend(_from_waterfall(waterfall, measured_ms or before, vision_tokens, chunk))
+        switched = rest + execution * after / before
+        found.append(Switch(code, what, how, total, switched, price, rows * total / switched - 1.0))
+    found.extend(_from_waterfall(waterfall, vision_tokens, chunk))
     useful = [
         switch
         for switch in found
@@ -98,9 +99,7 @@ def _variants(
             )  # fmt: skip
 
 
-def _from_waterfall(
-    waterfall: Waterfall | None, total_ms: float, vision_tokens: int, chunk: int | None
-) -> Iterator[Switch]:
+def _from_waterfall(waterfall: Waterfall | None, vision_tokens: int, chunk: int | None) -> Iterator[Switch]:
     """Switches whose gain was measured as a piece of this run rather than predicted from shapes."""
     if waterfall is None:
         return

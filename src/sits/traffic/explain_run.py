@@ -21,7 +21,7 @@ from sits.traffic.advice import suggest
 from sits.traffic.attribution import decode_waterfall
 from sits.traffic.capacity import roofline_points
 from sits.traffic.cards import HardwareCard
-from sits.traffic.execution_split import fit_step_cost
+from sits.traffic.execution_split import PIECES, fit_step_cost
 from sits.traffic.explain_prediction import describe_step
 from sits.traffic.explanation import Explanation, Finding, Piece, SlowRequest, Tail, Waterfall
 from sits.traffic.findings import RunFacts, find_causes
@@ -57,7 +57,7 @@ def precision_of(card: dict[str, Any]) -> StepPrecision:
     """
     activations = _known(card.get("dtype") or card.get("activation_dtype")) or "bf16"
     linears = card.get("linear_precisions")  # {precision: how many linears}
-    stored = max(linears, key=linears.get) if isinstance(linears, dict) and linears else None
+    stored = max(linears, key=lambda name: linears[name]) if isinstance(linears, dict) and linears else None
     weights = _known(card.get("precision") or card.get("quantization") or stored) or activations
     kv = _known(card.get("kv_dtype") or card.get("kv_cache_dtype")) or activations
     head = _known(card.get("head_precision"))
@@ -136,18 +136,25 @@ def explain_events(
             explanation.basis = prediction.origin
             explanation.roofline = roofline_points(prediction, context.card)
             explanation.switches = suggest(
-                context.shape, step, context.card, context.efficiency, _step_time(waterfall), waterfall,
+                context.shape, step, context.card, context.efficiency,
+                (_execution_time(waterfall), _step_time(waterfall) - _execution_time(waterfall)), waterfall,
                 context.graphs is not False, context.vision_tokens, context.chunk,
             )  # fmt: skip
     return explanation
 
 
 _WAITING = ("queue", "preemption", "not_scheduled")
+_EXECUTION = (*PIECES, "execution", "step_overhead")  # what a change of bytes or FLOPs can change
 
 
 def _step_time(waterfall: Waterfall) -> float:
     """The part of a token's time that belongs to steps, without waiting."""
     return sum(piece.measured_ms or 0.0 for piece in waterfall.pieces if piece.name not in _WAITING)
+
+
+def _execution_time(waterfall: Waterfall) -> float:
+    """The part of it that the decode step's own work takes."""
+    return sum(piece.measured_ms or 0.0 for piece in waterfall.pieces if piece.name in _EXECUTION)
 
 
 def mean_step(run: RunLog, context: RunContext) -> Step | None:
@@ -193,7 +200,7 @@ def explain_records(
         limit, predicted_ms = prediction.limit_ms, prediction.step_ms
         explanation.basis = prediction.origin
         explanation.roofline = roofline_points(prediction, context.card)
-        explanation.switches = suggest(context.shape, step, context.card, context.efficiency, total)
+        explanation.switches = suggest(context.shape, step, context.card, context.efficiency, (total, 0.0))
         findings = [
             Finding(
                 "slower_than_predicted" if left > 0.2 * total else "as_predicted",
@@ -272,8 +279,10 @@ def compare_after(before: Explanation, after: Explanation, changed: str, predict
     start, end = _step_time(before.waterfall), _step_time(after.waterfall)
     from sits.traffic.explanation import Switch
 
+    execution = _execution_time(before.waterfall)
+    predicted = end if predicted_ratio is None else start - execution + execution * predicted_ratio
     done = Switch(
-        "applied", changed, "second run", start, start * predicted_ratio if predicted_ratio else end, "measured",
+        "applied", changed, "second run", start, predicted, "measured",
         basis="predicted beside achieved" if predicted_ratio else "achieved only", achieved_ms=end,
     )  # fmt: skip
     before.switches.insert(0, done)
