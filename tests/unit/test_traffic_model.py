@@ -153,7 +153,8 @@ def test_card_from_config_json_and_from_ours():
 def test_card_names_as_drivers_write_them():
     for text, name in {
         "NVIDIA H200": "H200", "NVIDIA H100 80GB HBM3": "H100", "NVIDIA H100 PCIe": "H100-PCIe",
-        "NVIDIA L40S": "L40S", "NVIDIA A100-SXM4-40GB": "A100-40GB", "NVIDIA GeForce RTX 4090": "RTX4090", "AMD Instinct MI300X": "MI300X",
+        "NVIDIA L40S": "L40S", "NVIDIA A100-SXM4-40GB": "A100-40GB",
+        "NVIDIA GeForce RTX 4090": "RTX4090", "AMD Instinct MI300X": "MI300X",
     }.items():  # fmt: skip
         found = find_card(text)
         assert found is not None
