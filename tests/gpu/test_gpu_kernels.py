@@ -252,3 +252,32 @@ def test_humming(symmetric):
     for count in (1, 16, 257):
         x = randn(count, columns)
         close(humming.linear(x, weight), x.double() @ dense.T, 2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("zero", ["symmetric", "float"])
+def test_int4_linear_of_any_batch(dtype, zero):
+    from sits.quant.int4_linear import Int4Weight
+
+    dense = torch.randn(512, 384, device=DEVICE) * 0.05
+    weight = Int4Weight.from_dense(dense, randn(512, dtype=dtype), group_size=32, zero=zero)
+    wanted_weight = weight.dequantize().double()
+    weight.prepack()
+    assert weight.kernel == "measured"
+    for rows in (1, 2, 8, 16, 17, 257):
+        x = randn(rows, 384, dtype=dtype)
+        close(weight.apply(x), x.double() @ wanted_weight.T + weight.bias.double(), 2 * BOUND[dtype])
+    assert torch.equal(weight.dequantize().double(), wanted_weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_fp8_linear(dtype):
+    from sits.kernels.reference.linear import linear_fp8 as wanted
+    from sits.quant.fp8_linear import Fp8Weight
+
+    weight = Fp8Weight.from_dense(torch.randn(256, 384, device=DEVICE) * 0.05)
+    weight.prepack()
+    assert weight.kernel == "scaled_mm"
+    for rows in (1, 3, 16, 257):
+        x = randn(rows, 384, dtype=dtype)
+        close(weight.apply(x), wanted(x.float(), weight, None), 1e-2)

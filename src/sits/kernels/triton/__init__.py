@@ -1,5 +1,6 @@
-"""Triton kernels: importing this module registers them."""
+"""Kernels for CUDA and ROCm devices: importing this module registers them."""
 
+from sits.kernels import fp8_linear, int4_linear
 from sits.kernels.triton import activation, attention, norm, rope
 
-__all__ = ["activation", "attention", "norm", "rope"]
+__all__ = ["activation", "attention", "fp8_linear", "int4_linear", "norm", "rope"]
