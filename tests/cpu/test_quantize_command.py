@@ -10,12 +10,11 @@ import torch
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig, LlamaConfig, LlamaForCausalLM
 
 from sits.cli.main import cli, run
-from sits.kernels.attention_batch import AttentionBatch
 from sits.models.loading import load_model
 from sits.models.loading.load import open_source
 from sits.models.loading.resolve import resolve
+from sits.models.teacher_forcing import teacher_forced_logits
 from sits.quant import checkpoint
-from sits.quant.kv import allocate_kv_cache
 
 TOKENS = torch.arange(3, 23)
 
@@ -41,16 +40,7 @@ def quantize(*arguments: object) -> int:
 
 
 def our_logits(folder: Path) -> torch.Tensor:
-    loaded = load_model(str(folder), dtype="float32", device="cpu")
-    count, config = len(TOKENS), loaded.config
-    blocks = -(-count // 16)
-    batch = AttentionBatch(
-        torch.arange(count), torch.arange(count), torch.tensor([0, count]).int(), torch.tensor([count]).int(),
-        torch.arange(blocks).int().unsqueeze(0), 16, 0, [count], [count], [list(range(blocks))],
-    )  # fmt: skip
-    kv = allocate_kv_cache("auto", config.layers, blocks, 16, config.kv_heads, config.head_dim, torch.float32, "cpu")
-    with torch.inference_mode():
-        return loaded.model.forward(TOKENS, batch, kv, torch.arange(count))
+    return teacher_forced_logits(load_model(str(folder), dtype="float32", device="cpu").model, TOKENS.tolist())
 
 
 def dense_copy(folder: Path, model: Path) -> LlamaForCausalLM:

@@ -8,23 +8,13 @@ import pytest
 import torch
 
 from sits.errors import InputError
-from sits.kernels.attention_batch import AttentionBatch
 from sits.models.loading import load_model
 from sits.models.loading.gguf_source import GGUFSource
 from sits.models.loading.resolve import resolve
+from sits.models.teacher_forcing import teacher_forced_logits
 from sits.quant.int4 import Int4Codes
-from sits.quant.kv import allocate_kv_cache
 
 MODEL = "smollm2-135m"
-
-
-def one_request(tokens: int) -> AttentionBatch:
-    blocks = -(-tokens // 16)
-    table = torch.arange(blocks, dtype=torch.int32).unsqueeze(0)
-    lengths = torch.tensor([tokens], dtype=torch.int32)
-    start = torch.tensor([0, tokens], dtype=torch.int32)
-    steps = torch.arange(tokens)
-    return AttentionBatch(steps, steps, start, lengths, table, 16, 0, [tokens], [tokens], [list(range(blocks))])
 
 
 @cache
@@ -34,13 +24,7 @@ def loaded(quantization: str | None):
 
 def logits(quantization: str | None, text: str, kv_dtype: str = "auto") -> torch.Tensor:
     model = loaded(quantization)
-    ids = torch.tensor(model.tokenizer.encode(text))
-    config = model.config
-    kv = allocate_kv_cache(
-        kv_dtype, config.layers, -(-len(ids) // 16), 16, config.kv_heads, config.head_dim, torch.float32, "cpu"
-    )
-    with torch.inference_mode():
-        return model.model.forward(ids, one_request(len(ids)), kv, torch.arange(len(ids)))
+    return teacher_forced_logits(model.model, model.tokenizer.encode(text), kv_dtype)
 
 
 TEXT = "The first programmable computer was built in Berlin. It read its program from punched film, and"

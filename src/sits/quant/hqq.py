@@ -32,7 +32,7 @@ class HqqSettings:
 
     norm: float = 0.7  # p of the error norm
     beta: float = 10.0  # weight of the quadratic coupling, grows by ``kappa`` each pass
-    kappa: float = 1.05
+    kappa: float = 1.01
     passes: int = 20
 
 

@@ -40,14 +40,18 @@ def linear_format_for(quantization: str | None, source: WeightSource) -> LinearF
     return planned_format(PrecisionPlan(parse_precision(quantization)))
 
 
-def planned_format(plan: PrecisionPlan) -> LinearFormat:
-    """Convert each linear to its precision in ``plan``."""
+def planned_format(plan: PrecisionPlan, keep_codes: bool = True) -> LinearFormat:
+    """Convert each linear to its precision in ``plan``.
+
+    With ``keep_codes`` a weight that is stored as INT4 in the wanted groups is taken over without loss; without, it
+    is made dense and quantised again (to measure what that costs).
+    """
 
     def make(spec: LinearSpec, source: WeightSource, dtype: torch.dtype, device: torch.device) -> LinearWeight | None:
         precision = plan.shared(plan_names(spec))
         if precision.kind == "dense":
             return None
-        stored = _stored(spec, source)
+        stored = _stored(spec, source) if keep_codes else None
         if isinstance(stored, Int4Codes) and _same_groups(stored, precision):
             return weight_object(stored.to(device), _bias(spec, source, dtype, device))
         wide = torch.float32 if device.type == "cpu" else dtype  # no rounding to the model's dtype in between
