@@ -248,7 +248,13 @@ def _worst(points: Sequence[LoadPoint]) -> Status:
 def _warnings(points: Sequence[LoadPoint]) -> list[str]:
     found = []
     for point in points:
-        where = f"point {point.index + 1}"
+        where = (
+            f"concurrency {point.concurrency:g}"
+            if point.mode == "closed"
+            else f"{point.rate:g} req/s"
+            if point.rate
+            else "trace"
+        )
         found += [f"{where}: {note}" for note in point.notes]
         for entry in point.convergence:
             if entry.status == "not_converged":

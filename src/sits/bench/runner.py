@@ -210,18 +210,16 @@ class PointRunner:
         try:
             record = await self.client.send(spec, due)
         except asyncio.CancelledError:
-            if measured:
-                self._store(_unfinished(spec, due, self._cut_status), phase)
+            self._store(_unfinished(spec, due, self._cut_status if measured else CANCELLED), phase)
             raise
         except Exception as error:  # a client must not raise; if one does, the run must not die with it
             record = _unfinished(spec, due, ERROR)
             record.error, record.error_kind = f"{type(error).__name__}: {error}", "client_exception"
         finally:
             live.in_flight -= 1
-        if self._over and record.status == CANCELLED:  # the client noticed the cut itself
+        if self._over and measured and record.status == CANCELLED:  # the client noticed the cut itself
             record.status = self._cut_status
-        if measured or record.status != CANCELLED:
-            self._store(record, phase)
+        self._store(record, phase)
         return record
 
     def _store(self, record: RequestRecord, phase: str) -> None:

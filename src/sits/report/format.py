@@ -38,6 +38,8 @@ def number(value: float | None, digits: int = 3) -> str:
         return NOTHING
     if value == 0:
         return "0"
+    if not 1e-6 <= abs(value) < 1e15:
+        return f"{value:.{digits}g}"
     places = digits - 1 - math.floor(math.log10(abs(value)))
     rounded = round(value, places)
     return f"{rounded:,.{max(0, places)}f}"
@@ -50,6 +52,18 @@ def duration(ms: float | None) -> str:
     if abs(ms) >= 1000:
         return f"{number(ms / 1000)} s"
     return f"{number(ms)} ms" if abs(ms) >= 1 or ms == 0 else f"{number(ms * 1000)} us"
+
+
+def tick(value: float) -> str:
+    """A number on an axis: as short as it goes."""
+    return f"{value:,.10g}"
+
+
+def duration_tick(ms: float) -> str:
+    """Milliseconds on an axis."""
+    if abs(ms) >= 1000:
+        return f"{tick(round(ms / 1000, 6))} s"
+    return f"{tick(round(ms, 6))} ms" if abs(ms) >= 1 or ms == 0 else f"{tick(round(ms * 1000, 6))} us"
 
 
 def figure_text(key: str, figure: Figure | None) -> str:
