@@ -245,16 +245,16 @@ def _worst(points: Sequence[LoadPoint]) -> Status:
     return min((point.status for point in points), key=_WORST_FIRST.index)
 
 
+def _where(point: LoadPoint) -> str:
+    if point.mode == "closed":
+        return f"concurrency {point.concurrency:g}"
+    return f"{point.rate:g} req/s" if point.rate else "trace"
+
+
 def _warnings(points: Sequence[LoadPoint]) -> list[str]:
     found = []
     for point in points:
-        where = (
-            f"concurrency {point.concurrency:g}"
-            if point.mode == "closed"
-            else f"{point.rate:g} req/s"
-            if point.rate
-            else "trace"
-        )
+        where = _where(point)
         found += [f"{where}: {note}" for note in point.notes]
         for entry in point.convergence:
             if entry.status == "not_converged":
