@@ -7,13 +7,14 @@ import time
 import pytest
 
 from sits.bench.client import RequestSpec
+from sits.bench.http import probe
 from sits.bench.http.client import HttpClient, retry_after_seconds
 from sits.bench.http.options import EndpointOptions
 from sits.bench.http.pool import PoolOptions
 from sits.bench.http.workers import WorkerClient
 from sits.bench.mock.script import Script
 from sits.bench.mock.server import MockServer, MockSettings
-from sits.errors import InputError
+from sits.errors import InputError, UntrustedResultError
 
 
 @contextlib.asynccontextmanager
@@ -120,22 +121,29 @@ def test_notes_tell_what_limits_the_figures():
 
 
 @pytest.mark.parametrize(
-    ("mode", "expected"),
+    ("mode", "error", "expected"),
     [
-        ("http_500", "HTTP 500"),
-        ("http_401", "--api-key-env"),
-        ("not_http", "not HTTP"),
-        ("html", "web page"),
-        ("redirect_loop", "redirect"),
-        ("hang_headers", "no token within"),
-        ("error_midstream", "the engine died"),
-        ("empty", "without a single token"),
+        ("http_500", UntrustedResultError, "HTTP 500"),
+        ("http_401", InputError, "--api-key-env"),
+        ("not_http", InputError, "not HTTP"),
+        ("html", InputError, "web page"),
+        ("redirect_loop", InputError, "redirect"),
+        ("hang_headers", UntrustedResultError, "within 1 s"),
+        ("error_midstream", UntrustedResultError, "the engine died"),
+        ("empty", UntrustedResultError, "without a single token"),
     ],
 )
-def test_unusable_endpoint_is_refused_with_reason(mode, expected):
-    with pytest.raises(InputError) as caught:
+def test_unusable_endpoint_is_refused_with_reason(monkeypatch, mode, error, expected):
+    monkeypatch.setattr(probe, "_PAUSES_S", (0.0, 0.0))
+    with pytest.raises(error) as caught:
         opened(mode)
     assert expected in str(caught.value)
+
+
+def test_probe_outlasts_a_server_that_fails_now_and_then(monkeypatch):
+    monkeypatch.setattr(probe, "_PAUSES_S", (0.0, 0.0, 0.0))
+    info, *_ = opened(model="mock:http_500,fault_rate=0.4")
+    assert any("failed some" in note for note in info.notes)
 
 
 @pytest.mark.parametrize(

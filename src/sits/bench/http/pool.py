@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 import time
@@ -111,7 +112,7 @@ class Pool:
                 raise _tls_failure(origin, error) from None
             except OSError as error:
                 sock.close()
-                last = Failure("connect", f"cannot connect to {host} port {port}: {error.strerror or error}")
+                last = Failure("connect", f"cannot connect to {host} port {port}: {_reason(error)}")
                 continue
             except BaseException:
                 sock.close()
@@ -182,6 +183,11 @@ async def _open_tunnel(loop: asyncio.AbstractEventLoop, sock: socket.socket, ori
     if len(status) < 2 or not status[1].startswith(b"2"):
         text = b" ".join(status[1:]).decode("latin-1")[:100]
         raise Failure("proxy", f"the proxy {proxy.host}:{proxy.port} refused the tunnel: {text}")
+
+
+def _reason(error: OSError) -> str:
+    """The system's words; event loops put the address in front of them."""
+    return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
 
 
 def _tls_failure(origin: Origin, error: ssl.SSLError) -> Failure:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from sits.bench.client import RequestSpec, TargetInfo
 from sits.bench.http.address import API_PATHS
-from sits.bench.http.answer import error_text
+from sits.bench.http.answer import Answer, error_text
 from sits.bench.http.connection import Failure
 from sits.bench.http.prompts import WordText, fit
 from sits.bench.http.transport import Transport
-from sits.errors import InputError, SitsError
+from sits.errors import InputError, SitsError, UntrustedResultError
 
 if TYPE_CHECKING:
     from sits.bench.http.client import HttpClient
 
 _SHORT_WORDS, _LONG_WORDS = 32, 256
+_PATIENCE_S = 60.0
+_PAUSES_S = (0.1, 0.3, 1.0)
+_PASSING = {"stream_error", "closed_midstream", "truncated", "no_tokens"}
+_RETRIED = "the server failed some of the probe's requests"
 _HINTS = {
     "connect": "Is the server running, and is the port right?",
     "dns": "Check the spelling of the host",
@@ -40,7 +45,10 @@ async def probe_endpoint(client: HttpClient, transport: Transport) -> TargetInfo
     models = _models(listing)
     if not style.model:
         if not models:
-            raise InputError(f"{endpoint.base} does not list its models", "Name the model with --served-model")
+            raise InputError(
+                f"{endpoint.at('/models')} lists no model",
+                "Is the base URL right (most end in /v1)? If so, name the model with --served-model",
+            )
         style.model = str(models[0]["id"])
         if len(models) > 1:
             client.notes.append(f"{len(models)} models are served; the first, {style.model}, is measured")
@@ -63,11 +71,7 @@ async def probe_endpoint(client: HttpClient, transport: Transport) -> TargetInfo
 async def _learn_style(client: HttpClient, transport: Transport) -> None:
     request = RequestSpec("probe", max_tokens=4, prompt=WordText()(_SHORT_WORDS, 1), seed=0)
     for _ in range(8):
-        body = client.style.encode(request)
-        try:
-            answer = await transport.exchange("POST", client.url, body, client.api)
-        except Failure as failure:
-            raise unusable(failure, str(client.url)) from None
+        answer = await _ask(client, transport, request)
         text = error_text(answer.document) if answer.status != 200 else ""
         if answer.status == 200:
             if not answer.streamed:
@@ -84,14 +88,34 @@ async def _learn_style(client: HttpClient, transport: Transport) -> None:
     )
 
 
+async def _ask(client: HttpClient, transport: Transport, request: RequestSpec) -> Answer:
+    """One small request; what may pass (overload, a broken answer) is tried again before giving up."""
+    limit = client.options.first_token_timeout_s
+    patience = _PATIENCE_S if limit is None else min(limit, _PATIENCE_S)
+    for pause in (*_PAUSES_S, None):
+        body = client.style.encode(request)
+        try:
+            answer = await asyncio.wait_for(transport.exchange("POST", client.url, body, client.api), patience)
+        except Failure as failure:
+            if failure.kind not in _PASSING or pause is None:
+                raise unusable(failure, str(client.url)) from None
+        except TimeoutError:
+            late = Failure("timeout_first_token", f"no answer to a tiny request within {patience:g} s")
+            raise unusable(late, str(client.url)) from None
+        else:
+            if answer.status not in (429, 500, 502, 503, 504) or pause is None:
+                return answer
+        if _RETRIED not in client.notes:
+            client.notes.append(_RETRIED)
+        await asyncio.sleep(pause)
+    raise AssertionError("unreachable")
+
+
 async def _learn_prompt_length(client: HttpClient, transport: Transport, short: int | None) -> None:
     """A second, longer probe: from the two usages follow the template's tokens and the tokens of a word."""
     if short is not None:
         request = RequestSpec("probe", max_tokens=1, prompt=WordText()(_LONG_WORDS, 2), seed=0)
-        try:
-            answer = await transport.exchange("POST", client.url, client.style.encode(request), client.api)
-        except Failure as failure:
-            raise unusable(failure, str(client.url)) from None
+        answer = await _ask(client, transport, request)
         long = answer.log.counts.prompt
         maker = fit([(_SHORT_WORDS, short), (_LONG_WORDS, long)]) if answer.status == 200 and long else None
         if maker is not None:
@@ -102,10 +126,13 @@ async def _learn_prompt_length(client: HttpClient, transport: Transport, short: 
 
 def unusable(failure: Failure, where: str) -> SitsError:
     """A failure of the probe as an error the user can act on."""
-    return InputError(f"{where} cannot be measured: {failure.message}", _HINTS.get(failure.kind))
+    text, hint = f"{where} cannot be measured: {failure.message}", _HINTS.get(failure.kind)
+    # A server that answers, but with nothing to measure, is no mistake of the user's.
+    broken = failure.kind in _PASSING or failure.kind.startswith("timeout_first")
+    return UntrustedResultError(text, hint or "Look at the server's log") if broken else InputError(text, hint)
 
 
-def _rejected(client: HttpClient, status: int, text: str) -> InputError:
+def _rejected(client: HttpClient, status: int, text: str) -> SitsError:
     detail = f": {text}" if text else ""
     if status in (401, 403):
         hint = "Give the name of the variable that holds the key with --api-key-env"
@@ -114,6 +141,7 @@ def _rejected(client: HttpClient, status: int, text: str) -> InputError:
         hint = f"Check the base URL and the model name; other APIs: {others} (--api)"
     elif status >= 500 or status == 429:
         hint = "The server answers, but not with tokens; look at its log"
+        return UntrustedResultError(f"{client.url} answered HTTP {status}{detail}", hint)
     else:
         hint = "Check --served-model and the request fields of the scenario"
     return InputError(f"{client.url} answered HTTP {status}{detail}", hint)

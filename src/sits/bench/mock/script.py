@@ -6,6 +6,7 @@ Model names follow ``name[:mode][,key=value...]``, for instance ``mock:crlf,ttft
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, fields, replace
 
 from sits.errors import InputError
@@ -95,7 +96,9 @@ class Script:
             if not separator:
                 key, value = "mode", part
             if key == "mode" and value not in MODES:
-                raise InputError(f"unknown mock mode {value!r}", f"Known: {', '.join(MODES)}")
+                near = difflib.get_close_matches(value, MODES, n=1)
+                hint = f"Did you mean {near[0]!r}? " if near else ""
+                raise InputError(f"unknown mock mode {value!r}", f"{hint}sits mock-server --list-modes shows all")
             kind = _KINDS.get(key)
             if kind is None:
                 raise InputError(f"unknown mock setting {key!r}", f"Known: {', '.join(_KINDS)}")

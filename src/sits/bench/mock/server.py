@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import struct
 import time
@@ -82,7 +83,7 @@ class MockServer:
                 lambda: _Connection(self), host, port, ssl=ssl_context, backlog=4096, reuse_address=True
             )
         except OSError as error:
-            raise InputError(f"cannot listen on {host}:{port}: {error.strerror}", "Choose another --port") from None
+            raise InputError(f"cannot listen on {host}:{port}: {_reason(error)}", "Choose another --port") from None
         self.port = self._server.sockets[0].getsockname()[1]
         return self.port
 
@@ -373,6 +374,11 @@ class _Connection(asyncio.Protocol):
         limit = self.server.settings.keep_alive_requests
         if plan.ending in ("close", "end_close") or (limit and self.answered >= limit):
             self.transport.close()
+
+
+def _reason(error: OSError) -> str:
+    """The system's words; event loops put their own in front."""
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
 
 
 def _text(body: _Body) -> bytes:
