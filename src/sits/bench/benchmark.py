@@ -181,6 +181,7 @@ async def run_benchmark(
         search=plan.search.summary() if plan.search is not None else None,
         warnings=[*plan.notes, *info.notes, *warmup.notes, *_warnings(points)],
         definitions=dict(DEFINITIONS),
+        extra={"interrupted": True} if stop.is_set() else {},
     )
     return BenchOutcome(result, records)
 

@@ -64,6 +64,7 @@ class PointRunner:
         self.live = live or LiveState()
         self.records: list[RequestRecord] = []
         self.notes: list[str] = []
+        self.gave_up = False  # the target died: what was measured until then is kept
         # A trace runs once, as it is; a count of open-loop requests cannot grow without a hole in the arrivals.
         fixed = load.mode == "trace" or (load.mode == "open" and load.duration_s is None)
         by_count = load.requests if load.duration_s is None else None
@@ -114,7 +115,9 @@ class PointRunner:
                 await asyncio.wait(tasks, timeout=5)
             self._timer.close()
         self._choose_measured()
-        return PointOutcome(self.records, self.rounds.verdict(), started, self.stop.is_set(), self._index, self.notes)
+        return PointOutcome(
+            self.records, self.rounds.verdict(), started, self.stop.is_set() or self.gave_up, self._index, self.notes
+        )
 
     # --- closed loop
 
@@ -236,6 +239,7 @@ class PointRunner:
             if not self._over and self.rounds.due():
                 self._end_round()
         if self._failures >= max(self.options.give_up_after, 5 * (self.load.concurrency or 0)) and self._sending:
+            self.gave_up = True
             self.notes.append(f"stopped after {self._failures} failures in a row; the last: {record.error}")
             self._stop_sending()
 

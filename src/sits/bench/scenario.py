@@ -133,7 +133,7 @@ class SearchSettings(_Part):
     """Find the highest load that meets the SLO, instead of measuring given levels."""
 
     over: Literal["rate", "concurrency"]
-    start: Positive = 1.0
+    start: Positive | None = Field(default=None, description="First level; null: what keeps one request in flight")
     limit: Positive = 4096.0
     precision: Annotated[float, Field(ge=0.001, le=1)] = 0.05
     attainment: Annotated[float, Field(gt=0, lt=1)] = Field(

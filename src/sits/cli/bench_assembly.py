@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sits.bench import quick
-from sits.bench.benchmark import BenchOutcome, BenchPlan, Observer, run_benchmark, stop_on_signals
+from sits.bench.benchmark import BenchPlan, Observer, run_benchmark, stop_on_signals
 from sits.bench.client import Client, TargetInfo
 from sits.bench.lengths import Lengths
 from sits.bench.load import Load, RunOptions
@@ -20,15 +20,15 @@ from sits.bench.search import Search
 from sits.bench.trace import TraceWorkload
 from sits.bench.workload import DatasetWorkload, SyntheticWorkload, Workload
 from sits.cli.bench_options import BenchOptions
-from sits.errors import InputError, MissingExtraError, SitsError
-from sits.spec.records import write_records
-from sits.spec.result import EVENTS_FILE, RECORDS_FILE, Result, save_result, write_json_atomic
+from sits.cli.bench_output import Written, write_outputs
+from sits.errors import InputError, MissingExtraError
+from sits.spec.result import Result
 
 QUICK_TOLERANCE = 0.15
 
 
-async def execute(options: BenchOptions, directory: Path, progress: Progress) -> Result:
-    """Run the benchmark and write everything into ``directory``. Returns the result that was written."""
+async def execute(options: BenchOptions, directory: Path, progress: Progress) -> tuple[Result, Written]:
+    """Run the benchmark and write everything into ``directory``. Returns the result and what became of its files."""
     stop = asyncio.Event()
     client = make_client(options)
     with stop_on_signals(stop):
@@ -52,11 +52,11 @@ async def execute(options: BenchOptions, directory: Path, progress: Progress) ->
                 from sits.bench.http.observers import ENDPOINT_DEFINITIONS
 
                 outcome.result.definitions |= ENDPOINT_DEFINITIONS
-            await asyncio.to_thread(write_outputs, outcome, client, directory)
+            written = await asyncio.to_thread(write_outputs, outcome, client, directory)
         finally:
             progress.close()
             await client.close()
-    return outcome.result
+    return outcome.result, written
 
 
 def make_client(options: BenchOptions) -> Client:
@@ -105,7 +105,7 @@ async def make_plan(options: BenchOptions, client: Client, info: TargetInfo, sta
     if options.quick:
         await _plan_quick(options, client, info, plan, source, started)
     elif search is not None:
-        plan.search = make_search(search, options)
+        plan.search = await make_search(search, options, client, plan.workload)
     elif isinstance(plan.workload, TraceWorkload):
         offsets = plan.workload.offsets[: options.requests]
         plan.loads = [Load("trace", offsets=offsets, duration_s=options.duration)]
@@ -210,12 +210,18 @@ async def _prepare_endpoint(
     return await calibrate_client(options)
 
 
-def make_search(settings: SearchSettings, options: BenchOptions) -> Search:
-    """The search for the highest load within the objectives."""
+async def make_search(settings: SearchSettings, options: BenchOptions, client: Client, workload: Workload) -> Search:
+    """The search for the highest load within the objectives; where it starts, two lone requests tell."""
+    start = settings.start
+    if start is None and settings.over == "rate":
+        for index in range(2):  # the first one pays for what is lazy
+            record = await client.send(workload.request(index, "probe"), time.monotonic_ns())
+        seconds = max(1e-3, (record.t_end - record.t_due) / 1e9)
+        start = min(settings.limit, float(f"{1 / seconds:.2g}"))
     return Search(
         settings.over,
         options.objectives(),
-        start=settings.start,
+        start=start or 1.0,
         limit=settings.limit,
         precision=settings.precision,
         attainment=settings.attainment,
@@ -236,28 +242,3 @@ def make_observers(options: BenchOptions, client: Client, calibration: dict[str,
     from sits.cli.bench_telemetry import TelemetryObserver
 
     return [TelemetryObserver()]
-
-
-def write_outputs(outcome: BenchOutcome, client: Any, directory: Path) -> None:
-    """Records, events, report and result into ``directory``; the result last: it never names a missing file."""
-    result = outcome.result
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        write_records(directory / RECORDS_FILE, outcome.records, {"run_id": result.run_id})
-        write_events = getattr(client, "write_events", None)
-        if write_events is not None:
-            write_events(directory / EVENTS_FILE)
-            result.events_file = EVENTS_FILE
-        write_report(result, outcome.records, directory / "report.html")
-        save_result(result, directory)
-    except OSError as error:
-        raise SitsError(
-            f"cannot write the result into {directory}: {error.strerror or error}", "Free space or give another --out"
-        ) from None
-
-
-def write_report(result: Result, records: Any, path: Path) -> None:
-    """The HTML report of one result."""
-    from sits.report.html import render_report
-
-    write_json_atomic(path, render_report([(result, records)]))

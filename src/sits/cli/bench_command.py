@@ -134,7 +134,7 @@ def run_options(options: Any) -> int:
 
     directory = options.out or default_directory()
     prepare_directory(directory)
-    result = run_loop(execute(options, directory, make_progress()))
+    result, written = run_loop(execute(options, directory, make_progress()))
     # With the JSON on standard output nothing else may appear there.
     print_scorecard(result, sys.stderr if options.json_to == "-" else sys.stdout)
     text = result.model_dump_json(indent=1) + "\n"
@@ -142,9 +142,14 @@ def run_options(options: Any) -> int:
         sys.stdout.write(text)
     elif options.json_to is not None:
         write_json_atomic(Path(options.json_to), text)
-    click.echo(
-        f"Result:  {directory / 'result.json'}\nReport:  {directory / 'report.html'}", err=options.json_to == "-"
-    )
+    for label, path in written.files.items():
+        click.echo(f"{label + ':':<8} {path}", err=options.json_to == "-")
+    for fault in written.faults:
+        click.echo(f"error: {fault}", err=True)
+    if written.faults:
+        return 1
+    if result.status == "partial" and not result.extra.get("interrupted"):
+        return 3  # the target gave up, not the user
     return EXIT_CODES[result.status]
 
 

@@ -133,7 +133,7 @@ class BenchOptions:
         """Concurrency levels, or rates in open loop; a search's first level."""
         search = self.search_settings()
         if search is not None:
-            return [search.start]
+            return [search.start or 1.0]
         if self.rate is not None:
             return parse_levels(self.rate, "rate")
         return [float(level) for level in parse_concurrency(self.concurrency or default)]

@@ -109,7 +109,7 @@ class HealthObserver:
         reasons = self._reasons(point, health)
         health.verdict = "client_bound" if reasons else ("ok" if shares else "unknown")
         if reasons:
-            health.advice = "; ".join(reasons) + f". {self._remedy()}"
+            health.advice = "; ".join(reasons) + f". {self._remedy(health)}"
             point.notes.append(f"INVALID, the load generator was the bottleneck: {health.advice}")
             if point.status in ("complete", "not_converged"):
                 point.status = "invalid"
@@ -132,9 +132,11 @@ class HealthObserver:
                 )
         return reasons
 
-    def _remedy(self) -> str:
+    def _remedy(self, health: ClientHealth) -> str:
+        if health.cpu_share is not None and health.cpu_share < 0.5:
+            return "The client itself was mostly idle: something else uses this machine's cores"
         if self._workers is None and self._cores > 1:
-            return "Use more client processes (--workers), or a machine that does nothing else"
+            return "Use more client processes (target.workers in a scenario), or lower the load"
         return "Lower the load, or run the load generator on a machine of its own with more cores"
 
 

@@ -42,6 +42,7 @@ class MetricsObserver:
     async def begin(self, load: Any) -> None:
         """Start sampling."""
         self._samples = []
+        await self._sample()
         self._task = asyncio.create_task(self._run())
 
     async def end(self, point: LoadPoint, records: Sequence[RequestRecord]) -> None:
@@ -50,9 +51,13 @@ class MetricsObserver:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+        if self._samples:
+            await self._sample()
         start, end = point.started_ns, point.started_ns + round(point.duration_s * 1e9)
-        slack = round(self._period * 1e9)
-        inside = [row for row in self._samples if start - slack <= row[0] <= end + slack]
+        # The window, and the nearest sample on either side: growth of counters needs both ends.
+        before = max((at for at, _ in self._samples if at <= start), default=start)
+        after = min((at for at, _ in self._samples if at >= end), default=end)
+        inside = [row for row in self._samples if before <= row[0] <= after]
         point.server.clear()
         if inside:
             rows = [(round((at - start) / 1e9, 3), sample) for at, sample in inside]
@@ -61,12 +66,14 @@ class MetricsObserver:
             point.server["timeline"] = [{"s": seconds, **sample} for seconds, sample in rows[::step]]
 
     async def _run(self) -> None:
-        while True:
-            sample = await self._snapshot()
-            if not sample:
-                return  # no page we know: do not ask again
-            self._samples.append((time.monotonic_ns(), sample))
+        while self._samples:  # without a page we know nothing is asked again
             await asyncio.sleep(self._period)
+            await self._sample()
+
+    async def _sample(self) -> None:
+        sample = await self._snapshot()
+        if sample:
+            self._samples.append((time.monotonic_ns(), sample))
 
 
 class AnswersObserver:

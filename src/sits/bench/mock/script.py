@@ -87,6 +87,7 @@ class Script:
     itl: float = 5.0
     tokens: int = 0
     fault_rate: float = 1.0  # share of requests that get the mode; the others are normal
+    after: int = 0  # the mode begins after so many requests
 
     def override(self, text: str) -> Script:
         """This script changed by ``mode,key=value,...``. Raises ``InputError`` on an unknown mode or key."""
@@ -107,7 +108,7 @@ class Script:
             except ValueError:
                 raise InputError(f"mock setting {key}={value!r} is not a number") from None
         script = replace(self, **changes)  # type: ignore[arg-type]
-        if min(script.ttft, script.itl, script.tokens, script.fault_rate) < 0:
+        if min(script.ttft, script.itl, script.tokens, script.fault_rate, script.after) < 0:
             raise InputError("mock settings must not be negative")
         return script
 

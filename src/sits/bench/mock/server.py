@@ -294,7 +294,7 @@ class _Connection(asyncio.Protocol):
         if server.settings.log_requests:
             headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in self.headers.items()}
             server.settings.requests.append({"path": path, "headers": headers, "body": msgspec.json.decode(raw)})
-        if script.fault_rate < 1.0 and (server.requests * 0.6180339887) % 1.0 >= script.fault_rate:
+        if server.requests <= script.after or (server.requests * 0.6180339887) % 1.0 > script.fault_rate:
             script = script.override("normal")
         if self._refuse(script, body, path):
             return
