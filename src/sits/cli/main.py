@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "quantize": ("quantize_command", "Write a quantised checkpoint, by a plan file if wanted."),
     "models": ("models_command", "Fetch and list models."),
     "mock-server": ("mock_server_command", "An OpenAI-compatible endpoint with scripted timing and faults."),
+    "kernels": ("kernels_command", "Operator implementations here; re-measure which is fastest."),
     "ops": ("ops_command", "Dashboards, alert rules, silences, trace ids, collector lint."),
     "doctor": ("doctor_command", "What is found on this machine, what is missing, and the fix."),
 }
