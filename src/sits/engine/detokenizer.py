@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 REPLACEMENT = "\ufffd"
 _CONTEXT = 8  # tokens before a window that keep its first characters right (leading spaces, joined bytes)
-_WINDOW = 32  # a window is shortened when it grows past this, so that a step stays O(1)
-_LONGEST_RUN = 16  # more invalid bytes than any character has: these are meant to be invalid
+_WINDOW = 40  # a window is shortened when it grows past this, so that a step stays O(1)
+_PATIENCE = 16  # more tokens than any character has: these bytes are meant to be invalid
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -27,10 +27,11 @@ class IncrementalDetokenizer:
         self._decode = decode
         self._stop = tuple(stop)
         self._longest_stop = max(map(len, self._stop), default=0)
-        self._window = list(context[-_CONTEXT:])
-        self._emitted = len(decode(self._window).rstrip(REPLACEMENT)) if self._window else 0
+        self._window, text = _whole_tail(decode, context)
+        self._emitted = len(text.rstrip(REPLACEMENT))
         self._held = ""  # decoded, but may be the beginning of a stop string
         self._taken = 0
+        self._waiting = 0  # tokens since the text last ended in a whole character
 
     def push(self, token: int, *, match_stop: bool = True) -> None:
         """Add one token. With ``match_stop=False`` stop strings are not looked for yet."""
@@ -39,13 +40,14 @@ class IncrementalDetokenizer:
         self._window.append(token)
         whole = self._decode(self._window)
         ready = whole.rstrip(REPLACEMENT)
-        if len(whole) - len(ready) > _LONGEST_RUN:
-            ready = whole[:-_LONGEST_RUN]
+        self._waiting = 0 if len(ready) == len(whole) else self._waiting + 1
+        if self._waiting > _PATIENCE:
+            ready = whole[:-_PATIENCE]
         if len(ready) > self._emitted:
             piece = ready[self._emitted :]
             self._emitted = len(ready)
             self._release(piece, match_stop)
-        if len(self._window) > _WINDOW and len(ready) == len(whole):
+        if len(self._window) >= _WINDOW and len(ready) == len(whole):
             self._shorten()
 
     def finish(self) -> None:
@@ -70,9 +72,10 @@ class IncrementalDetokenizer:
             self._held = ""
             return
         pending = self._held + piece
-        found = [index for index in map(pending.find, self._stop) if index >= 0]
+        # The stop string that is complete first wins, so it does not matter how the text was cut into tokens.
+        found = [(index + len(stop), index) for stop in self._stop if (index := pending.find(stop)) >= 0]
         if found:
-            self.text += pending[: min(found)]
+            self.text += pending[: min(found)[1]]
             self._held = ""
             self.stopped = True
             return
@@ -86,15 +89,22 @@ class IncrementalDetokenizer:
 
     def _shorten(self) -> None:
         """Forget old tokens at a place where no character is cut."""
-        for size in range(_CONTEXT, len(self._window)):
-            text = self._decode(self._window[-size:])
-            if not text.startswith(REPLACEMENT):
-                self._window = self._window[-size:]
-                self._emitted = len(text)
-                return
+        tail, text = _whole_tail(self._decode, self._window)
+        if len(tail) < len(self._window):
+            self._window, self._emitted = tail, len(text)
 
 
 def detokenize(decode: Decode, tokens: Sequence[int], context: Sequence[int] = ()) -> str:
     """Text of all ``tokens`` at once, the same as pushing them one by one without stop strings."""
-    head = list(context[-_CONTEXT:])
-    return decode([*head, *tokens])[len(decode(head).rstrip(REPLACEMENT)) if head else 0 :]
+    head, text = _whole_tail(decode, context)
+    return decode([*head, *tokens])[len(text.rstrip(REPLACEMENT)) :]
+
+
+def _whole_tail(decode: Decode, tokens: Sequence[int]) -> tuple[list[int], str]:
+    """A short end of ``tokens`` that begins with a whole character, and its text."""
+    for size in range(min(_CONTEXT, len(tokens)), min(_WINDOW, len(tokens)) + 1):
+        tail = list(tokens[len(tokens) - size :])
+        text = decode(tail) if tail else ""
+        if not text.startswith(REPLACEMENT):
+            return tail, text
+    return list(tokens[-_WINDOW:]), decode(tokens[-_WINDOW:])
