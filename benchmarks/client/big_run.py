@@ -1,6 +1,6 @@
 """A run of 100,000 requests through the command itself: memory, time after the last answer, file sizes.
 
-    python benchmarks/client/big_run.py [--requests 100000] [--tokens 32]
+python benchmarks/client/big_run.py [--requests 100000] [--tokens 32]
 """
 
 from __future__ import annotations
