@@ -241,4 +241,4 @@ def make_observers(options: BenchOptions, client: Client, calibration: dict[str,
         return []
     from sits.cli.bench_telemetry import TelemetryObserver
 
-    return [TelemetryObserver()]
+    return [TelemetryObserver(client)]
