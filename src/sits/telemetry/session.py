@@ -201,9 +201,10 @@ class TelemetrySession:
         return window
 
     def _reasons(self) -> dict[str, str]:
-        """Why a metric is absent: of the refusals, the one of hardware that is here, else the first."""
-        found: dict[str, str] = {}
+        """Why a metric is absent: the refusal of a device that is here, else the CPU's, else the first."""
+        found: dict[str, tuple[int, str]] = {}
         for row in self.capabilities():
-            if row.status == "unavailable" and row.reason and (row.metric not in found or row.device != "-"):
-                found[row.metric] = row.reason
-        return found
+            rank = 2 if row.device not in ("-", "cpu") else 1 if row.collector == "cpu" else 0
+            if row.status == "unavailable" and row.reason and rank >= found.get(row.metric, (-1, ""))[0]:
+                found[row.metric] = (rank, row.reason) if rank or row.metric not in found else found[row.metric]
+        return {metric: reason for metric, (_, reason) in found.items()}

@@ -193,11 +193,15 @@ def decode_waterfall(
         for name, ms in pieces.items()
         if ms > 0 or limits.get(name)
     ]
-    if predicted is not None and predicted.get("step_overhead"):
-        # the fixed cost per step lies in the scheduler and preparation segments of a log
-        for piece in found:
-            if piece.name == "launches" and piece.predicted_ms is not None:
-                piece.detail = "includes whatever the prediction does not explain"
+    for piece in found:
+        if piece.name != "launches":
+            continue
+        if predicted is not None:  # the log shows the step's fixed cost inside its execution
+            piece.predicted_ms = predicted.get("launches", 0.0) + predicted.get("step_overhead", 0.0)
+        if piece.how == "by subtraction":
+            piece.detail = "whatever bytes and FLOPs do not explain"
+        if card is not None and card.vendor in ("cpu", "arm"):
+            piece.title = "operator overhead (dispatch, threads, Python)"
     for name, ms in phases.items():
         found.append(Piece(name, ms, 0.0, None, "event log"))
     return Waterfall(

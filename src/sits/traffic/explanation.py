@@ -38,10 +38,11 @@ class Piece:
     predicted_ms: float | None = None
     how: str = ""  # event log | regression | model | profiler | by subtraction
     detail: str = ""
+    title: str = ""  # in place of the usual label
 
     @property
     def label(self) -> str:
-        return LABELS.get(self.name, self.name)
+        return self.title or LABELS.get(self.name, self.name)
 
     @property
     def gap_ms(self) -> float:
