@@ -19,6 +19,7 @@ from sits.bench.scripted import PREFIX, ScriptedClient
 from sits.bench.search import Search
 from sits.bench.trace import TraceWorkload
 from sits.bench.workload import DatasetWorkload, SyntheticWorkload, Workload
+from sits.cli.bench_explain import add_explanation
 from sits.cli.bench_options import BenchOptions
 from sits.cli.bench_output import Written, write_outputs
 from sits.errors import InputError, MissingExtraError
@@ -52,6 +53,7 @@ async def execute(options: BenchOptions, directory: Path, progress: Progress) ->
                 from sits.bench.http.observers import ENDPOINT_DEFINITIONS
 
                 outcome.result.definitions |= ENDPOINT_DEFINITIONS
+            await asyncio.to_thread(add_explanation, outcome.result, client)
             written = await asyncio.to_thread(write_outputs, outcome, client, directory)
         finally:
             progress.close()

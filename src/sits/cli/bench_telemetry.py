@@ -51,6 +51,8 @@ class TelemetryObserver:
             point.metrics[key] = Figure(**fields)
         point.bandwidth = window.rows(required)[:_MOST_ROWS]
         point.notes += window.notes(required)
+        if self._cpu_peak is not None:
+            point.server["cpu_read_gbps"] = self._cpu_peak
         if self._cpu_peak is not None and required is not None:
             point.notes.append(f"MABU is against the measured read peak of this CPU, {self._cpu_peak:.1f} GB/s")
         if window.cpu_share is not None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from sits.spec.result import LoadPoint, Result
-    from sits.traffic.cards import HardwareCard
+    from sits.spec.result import Result
     from sits.traffic.explain_run import RunContext
     from sits.traffic.explanation import Explanation
 
@@ -78,39 +76,19 @@ def command(result: Path | None, html_file: Path | None, as_json: bool, **option
 
 
 def _predict(options: dict[str, Any]) -> Explanation:
+    from sits.cli.explain_context import shape_of, with_bandwidth
     from sits.spec.slo import parse_slo
     from sits.traffic.cards import get_card
     from sits.traffic.explain_prediction import explain_prediction
     from sits.traffic.operators import Step
     from sits.traffic.precision import StepPrecision
 
-    shape = _shape_of(options["model"])
-    card = _with_bandwidth(get_card(options["card_name"] or "H200"), options["bandwidth"])
+    shape = shape_of(options["model"])
+    card = with_bandwidth(get_card(options["card_name"] or "H200"), options["bandwidth"])
     precision = StepPrecision(options["weights"] or "bf16", options["kv"] or "bf16")
     step = Step.decode(options["batch"], options["context"], precision, options["devices"])
     prompt = options["prompt"] or min(options["context"], 512)
     return explain_prediction(shape, step, card, prompt, parse_slo(options["slo"]), not options["no_graphs"])
-
-
-def _shape_of(name: str) -> Any:
-    from sits.errors import InputError
-    from sits.traffic.model_shape import ModelShape, get_shape
-
-    folder = Path(name)
-    config = folder / "config.json" if folder.is_dir() else folder
-    if not config.is_file() or config.suffix != ".json":
-        return get_shape(name)
-    try:
-        card = json.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {config}: {error}") from None
-    if not isinstance(card, dict):
-        raise InputError(f"{config} does not hold a JSON object")
-    return ModelShape.from_card(card.get("text_config") or card, folder.name)
-
-
-def _with_bandwidth(card: HardwareCard, gbps: float | None) -> HardwareCard:
-    return card if gbps is None else replace(card, read_gbps=gbps, uncertain=None)
 
 
 def _explain(path: Path, options: dict[str, Any]) -> Explanation:
@@ -134,12 +112,17 @@ def _explain(path: Path, options: dict[str, Any]) -> Explanation:
 def _explain_one(
     result: Result, path: Path, options: dict[str, Any], index: int | None
 ) -> tuple[Explanation, RunContext]:
+    from sits.cli.explain_context import Overrides, context_of, window_of
     from sits.errors import InputError
     from sits.spec.result import load_records
     from sits.traffic.explain_run import add_ratios, choose_point, explain_events, explain_records
 
     point = choose_point(result, index)
-    context, notes = _context_of(result, options)
+    overrides = Overrides(
+        options["model"], options["card_name"], options["bandwidth"], options["weights"], options["kv"],
+        options["devices"], options["no_graphs"],
+    )  # fmt: skip
+    context, notes = context_of(result, overrides)
     folder = path if path.is_dir() else path.parent
     subject = f"{result.target.name}, load point {point.index}"
     profile = None
@@ -153,7 +136,7 @@ def _explain_one(
 
         try:
             events = read_events(folder / Path(result.events_file).name)
-            explanation = explain_events(events, context, subject, _window(point), profile)
+            explanation = explain_events(events, context, subject, window_of(point), profile)
         except InputError as error:
             notes.append(f"the event log cannot be used ({error.message}): explained from the client's view")
     if explanation is None:
@@ -161,82 +144,3 @@ def _explain_one(
     explanation.notes = [*notes, *explanation.notes]
     add_ratios(explanation, point)
     return explanation, context
-
-
-def _window(point: LoadPoint) -> tuple[int, int] | None:
-    """Monotonic ns of the measured window, where the point has it."""
-    if point.started_ns <= 0 or point.duration_s <= 0:
-        return None
-    return point.started_ns, point.started_ns + int(point.duration_s * 1e9)
-
-
-def _context_of(result: Result, options: dict[str, Any]) -> tuple[RunContext, list[str]]:
-    """Shapes, card and precision from the result, overridden by options; what is unknown stays None."""
-    from sits.errors import InputError
-    from sits.traffic.explain_run import RunContext, precision_of
-    from sits.traffic.model_shape import ModelShape
-
-    stored = result.target.card
-    notes: list[str] = []
-    shape = None
-    if options["model"] is not None:
-        shape = _shape_of(options["model"])
-    else:
-        try:
-            shape = ModelShape.from_card(stored, result.target.name)
-        except InputError as error:
-            if stored.get("layers"):
-                notes.append(error.message)
-    precision = precision_of(stored)
-    if options["weights"]:
-        precision = replace(precision, weights=options["weights"])
-    if options["kv"]:
-        precision = replace(precision, kv=options["kv"])
-    card, more = _card_of(result, options)
-    found = stored.get("engine")
-    engine: dict[str, Any] = found if isinstance(found, dict) else {}
-    graphs = engine.get("cuda_graphs")
-    if card is not None and card.vendor in ("cpu", "arm"):
-        graphs = None  # there are none on a CPU: nothing to blame
-    context = RunContext(
-        shape, card, precision, devices=options["devices"],
-        graphs=False if options["no_graphs"] else graphs if isinstance(graphs, bool) else None,
-        chunk=engine.get("max_step_tokens"), kv_blocks=engine.get("kv_blocks"),
-        vision_tokens=int(result.workload.get("vision_tokens") or 0),
-    )  # fmt: skip
-    return context, notes + more
-
-
-def _card_of(result: Result, options: dict[str, Any]) -> tuple[HardwareCard | None, list[str]]:
-    from sits.traffic.cards import find_card, get_card
-
-    if options["card_name"] is not None:
-        return _with_bandwidth(get_card(options["card_name"]), options["bandwidth"]), []
-    device = str((result.target.card.get("engine") or {}).get("device") or result.target.card.get("device") or "")
-    gpus = result.environment.hardware.get("gpus") or []
-    if device.startswith("cuda") or (gpus and not device.startswith("cpu") and result.target.kind == "embedded"):
-        card = find_card(str(gpus[0].get("name", ""))) if gpus and isinstance(gpus[0], dict) else None
-        return (None if card is None else _with_bandwidth(card, options["bandwidth"])), []
-    if not device.startswith("cpu"):
-        return None, []
-    return _this_cpu(result, options["bandwidth"])
-
-
-def _this_cpu(result: Result, gbps: float | None) -> tuple[HardwareCard, list[str]]:
-    """The CPU card with this machine's measured read bandwidth, when the result was made on such a machine."""
-    from sits.traffic.cards import get_card
-
-    card = get_card("CPU")
-    if gbps is not None:
-        return _with_bandwidth(card, gbps), []
-    import hashlib
-    import socket
-
-    here = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:12]
-    if result.environment.hostname_hash != here:
-        return card, ["the run was made on another machine: its read bandwidth is unknown, give --bandwidth"]
-    from sits.telemetry.cpu_peak import measure_read_peak
-
-    best = measure_read_peak()["best_gbps"]
-    text = f"read bandwidth of this CPU measured just now: {best:.1f} GB/s"
-    return replace(card, read_gbps=best, uncertain=None), [text]

@@ -9,6 +9,7 @@ from importlib.resources import files
 import numpy as np
 
 from sits.report import facts, plots
+from sits.report.explain_html import render_fragment
 from sits.report.format import (
     ROWS,
     figure_text,
@@ -128,6 +129,9 @@ def _body(result: Result, records: Sequence[RequestRecord], table: bool = True) 
     }
     parts.append(_distributions(result, timelines))
     parts.append(_timelines(result, records))
+    explanation = result.extra.get("explanation")
+    if isinstance(explanation, dict) and explanation.get("explanation") == 1:
+        parts.append(f'<div class="card scroll">{render_fragment(explanation)}</div>')
     parts.append(facts.trust(result))
     parts.append(facts.server_and_hardware(result))
     parts.append(facts.environment(result))
