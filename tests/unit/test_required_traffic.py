@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from sits.bench.http.server_metrics import parse_metrics, summarise
 from sits.cli.bench_telemetry import TelemetryObserver
 from sits.spec.records import RequestRecord
 from sits.spec.result import LoadPoint
+from sits.telemetry.engine_counters import required_gbps, required_samples
 from sits.telemetry.samples import BandwidthSample, Peak
 from sits.telemetry.session import TelemetryWindow
 from sits.traffic.model_shape import get_shape
@@ -115,3 +117,20 @@ def test_a_cpu_is_held_against_its_measured_read_peak(monkeypatch):
     point = observe({**CARD, "device": "cpu"}, TelemetryWindow(0, 1000.0))
     assert point.metrics["mabu.required"].value is not None
     assert any("25.0 GB/s" in note for note in point.notes)
+
+
+PAGE = """vllm:estimated_read_bytes_per_gpu_total{engine="0"} %d
+vllm:estimated_write_bytes_per_gpu_total{engine="0"} %d
+"""
+
+
+def test_vllm_estimates_become_required_samples():
+    first, second = (parse_metrics(PAGE % pair) for pair in ((1_000_000_000, 0), (3_000_000_000, 500_000_000)))
+    timeline = [{"s": 0.0, **first}, {"s": 0.5, **second}, {"s": 1.0, **first}]  # the server restarted at the end
+    samples = required_samples(timeline, started_ns=0)
+    assert [sample.model_required_gbps for sample in samples] == [pytest.approx(5.0)]
+    assert samples[0].required_source == "vllm.mfu"
+    assert samples[0].observed_gbps is None  # an estimate is never an observation
+    growth = summarise([(0.0, first), (0.5, second)])
+    assert required_gbps(growth, 0.5) == (pytest.approx(5.0), "vllm.mfu")
+    assert required_gbps({}, 0.5) is None

@@ -115,7 +115,14 @@ def _explain_one(
     from sits.cli.explain_context import Overrides, context_of, window_of
     from sits.errors import InputError
     from sits.spec.result import load_records
-    from sits.traffic.explain_run import add_ratios, choose_point, explain_events, explain_records
+    from sits.telemetry.engine_counters import required_gbps
+    from sits.traffic.explain_run import (
+        add_engine_estimate,
+        add_ratios,
+        choose_point,
+        explain_events,
+        explain_records,
+    )
 
     point = choose_point(result, index)
     overrides = Overrides(
@@ -143,4 +150,7 @@ def _explain_one(
         explanation = explain_records(load_records(result, path), point, context, subject)
     explanation.notes = [*notes, *explanation.notes]
     add_ratios(explanation, point)
+    estimate = required_gbps(point.server, point.duration_s)
+    if estimate is not None:
+        add_engine_estimate(explanation, *estimate, context.card)
     return explanation, context

@@ -109,8 +109,8 @@ class Sampler:
 
     @property
     def cpu_share(self) -> float | None:
-        """Share of one core this thread used, or None before it ran."""
-        return self.cpu_seconds / self.wall_seconds if self.wall_seconds > 0 else None
+        """Share of one core this thread used, or None when it did not run long enough to say."""
+        return self.cpu_seconds / self.wall_seconds if self.wall_seconds >= 0.05 else None
 
     @staticmethod
     def _note(collector: Collector, error: Exception) -> None:

@@ -85,7 +85,8 @@ class TelemetryWindow:
         energy = self.energy_total_j()
         return {
             "mabu.required": _figure(
-                required / peak if required is not None and peak else None, "ratio", count, no_required or no_peak
+                required / peak if required is not None and peak else None, "ratio", output_tokens,
+                no_required or no_peak,
             ),
             "mabu.observed": _figure(
                 observed / peak if observed is not None and peak else None, "ratio", count, no_observed or no_peak

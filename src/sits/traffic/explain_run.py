@@ -264,6 +264,14 @@ def _notes(context: RunContext, waterfall: Waterfall) -> list[str]:
     return notes
 
 
+def add_engine_estimate(explanation: Explanation, gbps: float, source: str, card: HardwareCard | None) -> None:
+    """MABU from the endpoint's own estimate of required bytes per GPU, where the run has none of its own."""
+    if explanation.ratios.get("mabu.required", {}).get("value") is None:
+        value = gbps / card.bandwidth_gbps if card is not None else None
+        reason = f"{source}: {gbps:.0f} GB/s per GPU required" + ("" if card else "; give --gpu for its peak")
+        explanation.ratios["mabu.required"] = {"value": value, "unit": "ratio", "reason": reason}
+
+
 def add_ratios(explanation: Explanation, point: LoadPoint) -> None:
     """Copy the three ratios and energy of a load point: required/peak, observed/peak, required/observed."""
     for name in RATIOS:

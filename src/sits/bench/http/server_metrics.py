@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from sits.bench.http.address import Endpoint
 from sits.bench.http.connection import Failure
+from sits.telemetry import engine_counters
 
 if TYPE_CHECKING:
     from sits.bench.http.transport import Transport
@@ -42,7 +43,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "prompt_tokens_total": ("vllm:prompt_tokens", "sglang:prompt_tokens", "sits_prompt_tokens"),
     "output_tokens_total": ("vllm:generation_tokens", "sglang:generation_tokens", "sits_output_tokens"),
     "requests_total": ("vllm:request_success", "sglang:num_requests", "tgi_request_count", "sits_requests"),
-    "estimated_bytes_total": ("vllm:estimated_read_bytes_per_gpu", "sits_estimated_bytes"),
+    **engine_counters.METRICS,  # the engine's own estimate of the bytes it had to move
 }
 _FRACTIONS = {"kv_use", "prefix_hit_rate"}
 _LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^}]*\})?\s+(\S+)", re.MULTILINE)
