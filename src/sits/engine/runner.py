@@ -51,6 +51,9 @@ class Runner:
         self._builder = StepBuilder(config.block_size, config.max_running, self._max_blocks, pin_memory=on_cuda)
         self._sampler = Sampler(shape.vocab_size, config.max_running, self.device)
         self._graphs: DecodeGraphs | None = None
+        prepare = getattr(model, "prepare_for_batch", None)
+        if prepare is not None:  # before the cache takes what memory is left
+            prepare(config.max_running)
         usable = choose_block_count(
             model,
             config.kv_blocks,

@@ -1,12 +1,14 @@
 """``linear_int4`` on CUDA: several kernels hold the weight in their own order, the measured table picks one a batch.
 
-Kernels: ``cuda`` (tensor-core GEMV with programmatic dependent launch, small batches, Hopper), ``humming`` (package
-``humming-kernels``, everything larger), ``triton`` (portable, any size). A weight is packed for one kernel when it is
-loaded; another layout is made when a batch first needs it, so memory never holds a copy that nothing uses.
+Kernels: ``cuda`` (tensor-core GEMV with programmatic dependent launch, small batches, Hopper), ``dense`` (the same
+layout made dense in a scratch, then cuBLAS: prompts), ``humming`` (package ``humming-kernels``, middle batches),
+``triton`` (portable). A weight is packed for one kernel when it is loaded. Humming's second copy is made only
+for an engine that may decode more rows at once than the GEMV takes, before the KV cache takes the memory.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -21,12 +23,12 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 @cache
-def _gemv() -> Any:
-    """The CUDA C++ module, or None where it cannot run."""
+def _own() -> Any:
+    """The CUDA C++ kernels, or None where they cannot run."""
     try:
-        from sits.kernels.cuda import int4_gemv
+        from sits.kernels.cuda import int4
 
-        return int4_gemv if int4_gemv.available() else None
+        return int4 if int4.is_available() else None
     except ImportError:
         return None
 
@@ -44,6 +46,7 @@ class PackedForCuda:
     codes_type: type  # quant.int4.Int4Codes
     shape: tuple[int, int]
     group_size: int
+    gate_up: bool = False
     chosen: dict[tuple[int, torch.dtype], str] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)  # kernels that cannot hold this weight
 
@@ -52,29 +55,40 @@ class PackedForCuda:
         return [tensor for layout in self.layouts.values() for tensor in layout.tensors()]
 
     def to_codes(self) -> Any:
-        """The neutral form."""
+        """The neutral form (scales as the layout keeps them)."""
         if "cuda" in self.layouts:
-            parts = _gemv().unpack_from_gemv(self.layouts["cuda"])
+            parts = _own().unpack_codes(self.layouts["cuda"], self.group_size)
         else:
             parts = portable.unpack_rows(self.layouts["triton"])
         return self.codes_type(*parts, self.group_size)
 
+    def prepare_for_batch(self, rows: int) -> None:
+        """Make Humming's copy if steps of up to ``rows`` rows need it. ``SITS_INT4_GEMM=dense`` does without."""
+        own = self.layouts.get("cuda")
+        if own is None or rows <= _own().MAX_BATCH or os.environ.get("SITS_INT4_GEMM", "humming") != "humming":
+            return
+        if humming.available() and humming.can_pack(self.shape[1], self.shape[0], self.group_size):
+            self.layout("humming", own.dtype)
+            self.chosen.clear()
+
     def usable(self, rows: int, dtype: torch.dtype) -> set[str]:
-        """Kernels that can multiply this weight by ``rows`` rows of ``dtype``."""
-        names = {"triton"}
-        if dtype in HALF:
-            gemv = _gemv()
-            if gemv is not None and rows <= gemv.MAX_ROWS and self.group_size in gemv.GROUP_SIZES:
-                names.add("cuda")
-            if humming.available() and humming.can_pack(self.shape[1], self.shape[0], self.group_size):
-                names.add("humming")
-        return names - self.refused
+        """Kernels that can multiply this weight by ``rows`` rows of ``dtype`` without another copy of it."""
+        names = {"triton"} if "triton" in self.layouts or "cuda" not in self.layouts else set()
+        own = self.layouts.get("cuda")
+        if own is not None and dtype == own.dtype:
+            names |= {"cuda", "dense"} if rows <= _own().MAX_BATCH else {"dense"}
+        if f"humming-{dtype}" in self.layouts or ("cuda" not in self.layouts and self._humming_fits(dtype)):
+            names.add("humming")
+        return (names or {"triton"}) - self.refused
+
+    def _humming_fits(self, dtype: torch.dtype) -> bool:
+        return dtype in HALF and humming.available() and humming.can_pack(*self.shape[::-1], self.group_size)
 
     def layout(self, name: str, dtype: torch.dtype) -> Any:
         """The weight in a kernel's order, made now if it has to be; None when this kernel cannot hold it."""
-        key = f"humming-{dtype}" if name == "humming" else name
+        key = {"humming": f"humming-{dtype}", "dense": "cuda"}.get(name, name)
         if key not in self.layouts and name not in self.refused:
-            made = make_layout(name, self.to_codes(), dtype)
+            made = make_layout(name, self.to_codes(), dtype, self.gate_up)
             if made is None:
                 self.refused.add(name)
                 return None
@@ -82,28 +96,36 @@ class PackedForCuda:
         return self.layouts.get(key)
 
 
-def make_layout(name: str, codes: Any, dtype: torch.dtype) -> Any:
+def make_layout(name: str, codes: Any, dtype: torch.dtype, gate_up: bool = False) -> Any:
     """``codes`` (an ``Int4Codes``) in the order of one kernel, or None when it has no form for them."""
-    if name == "cuda":
-        return _gemv().pack_for_gemv(codes.q, codes.scale, codes.minimum, codes.group_size)
+    symmetric = codes.is_symmetric()
+    if name in ("cuda", "dense"):
+        own = _own()
+        if own is None or dtype not in HALF or not own.can_pack(codes.shape[1], codes.group_size):
+            return None
+        minimum = None if symmetric else codes.minimum
+        return own.pack(codes.q, codes.scale, minimum, codes.group_size, dtype, gate_up)
     if name == "humming":
-        zero = None if codes.is_symmetric() else codes.zero_points()
-        if zero is None and not codes.is_symmetric():
+        zero = None if symmetric else codes.zero_points()
+        if zero is None and not symmetric:
             return None  # a float minimum is not a zero point
         return humming.pack(codes.q, codes.scale, zero, codes.group_size, dtype)
     return portable.pack_rows(codes.q, codes.scale, codes.minimum, codes.group_size)
 
 
-def prepare(weight: Any, first: str | None = None) -> None:
+def prepare(weight: Any) -> None:
     """Replace ``weight.codes`` by its first layout: the GEMV's where it runs, else the portable one."""
     codes = weight.codes
     if codes is None:
         return
-    gemv = _gemv()
-    if first is None:
-        first = "cuda" if gemv is not None and codes.group_size in gemv.GROUP_SIZES else "triton"
-    layouts = {first: make_layout(first, codes, torch.bfloat16)}
-    weight.packed, weight.codes = PackedForCuda(layouts, type(codes), codes.shape, codes.group_size), None
+    gate_up, dtype = weight.role == "gate_up_proj", weight.activation_dtype or torch.bfloat16
+    first = "cuda"
+    layout = make_layout(first, codes, dtype, gate_up)
+    if layout is None:
+        first = "triton"
+        layout = make_layout(first, codes, dtype)
+    packed = PackedForCuda({first: layout}, type(codes), codes.shape, codes.group_size, gate_up)
+    weight.packed, weight.codes = packed, None
 
 
 def multiply(name: str, x: torch.Tensor, packed: PackedForCuda, bias: torch.Tensor | None) -> torch.Tensor:
@@ -114,16 +136,18 @@ def multiply(name: str, x: torch.Tensor, packed: PackedForCuda, bias: torch.Tens
     if name == "humming":
         return humming.linear(x, layout, bias)
     if name == "cuda":
-        return _gemv().int4_gemv(x, layout, bias)
+        return _own().small_linear(x, layout, bias)
+    if name == "dense":
+        return _own().dense_linear(x, layout, bias)
     return portable.int4_linear(x, layout, bias)
 
 
 def pick(packed: PackedForCuda, rows: int, dtype: torch.dtype) -> str:
-    """The kernel for ``rows`` rows: the table's, else Humming from 17 rows up, the GEMV below."""
+    """The kernel for ``rows`` rows: the table's, else the first in order that is usable."""
     name = packed.chosen.get((rows, dtype))
     if name is None:
         usable = packed.usable(rows, dtype)
-        order = ("cuda", "humming", "triton")
+        order = ("cuda", "humming", "dense", "triton")
         default = next(key for key in order if key in usable)
         name = tuning.choose("linear_int4", _card(), rows, packed.shape, usable, default)
         packed.chosen[rows, dtype] = name
@@ -148,9 +172,9 @@ def _register_single(name: str, priority: int) -> None:
 
     @register("linear_int4", name, devices=("cuda",), priority=priority, supports=supports, prepare=prepare)
     def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
-        chosen = name if name in weight.packed.usable(x.shape[0], x.dtype) else "triton"
-        return multiply(chosen, x, weight.packed, bias)
+        fits = name in weight.packed.usable(x.shape[0], x.dtype) or name in ("humming", "triton")
+        return multiply(name if fits else pick(weight.packed, x.shape[0], x.dtype), x, weight.packed, bias)
 
 
-for _name, _priority in (("triton", 10), ("humming", 5), ("cuda", 4)):
+for _name, _priority in (("triton", 10), ("humming", 5), ("cuda", 4), ("dense", 3)):
     _register_single(_name, _priority)

@@ -15,6 +15,7 @@ import torch
 from sits.kernels.attention_batch import AttentionBatch
 from sits.kernels.ops import LayerOps
 from sits.models.config import ModelConfig
+from sits.models.fused_decode import FusedDecoder
 from sits.models.model import KVCache
 from sits.models.rope import cos_sin_table
 from sits.quant.linear import LinearWeight
@@ -60,6 +61,7 @@ class LlamaModel:
         self.max_context = min(max_context or config.max_position, config.max_position)
         self.cos_sin = cos_sin_table(config, self.max_context, self.device)
         self.ops = LayerOps(self.device.type, dtype=dtype, head_dim=config.head_dim)
+        self.fused_decoder = FusedDecoder.build(self)
 
     def linears(self) -> Iterator[tuple[str, LinearWeight]]:
         """(name, weight) of every linear, e.g. ``layers.3.qkv_proj``, ``lm_head``."""
@@ -75,6 +77,12 @@ class LlamaModel:
         else:
             _, index, attribute = name.split(".")
             setattr(self.layers[int(index)], attribute, weight)
+        self.fused_decoder = FusedDecoder.build(self)
+
+    def prepare_for_batch(self, rows: int) -> None:
+        """Tell every linear that steps of up to ``rows`` decoding requests will come."""
+        for _, weight in self.linears():
+            weight.prepare_for_batch(rows)
 
     def weight_bytes(self) -> int:
         """Bytes of all weights as they lie in memory (a tied embedding that is also packed counts twice)."""
@@ -93,6 +101,8 @@ class LlamaModel:
 
         Callers run it under ``torch.inference_mode()``; it is left out here so that calibration can differentiate.
         """
+        if self.fused_decoder is not None and self.fused_decoder.accepts(batch, logits_rows):
+            return self.fused_decoder.forward(token_ids, batch, kv_cache)
         config, ops = self.config, self.ops
         eps, scale = config.norm_eps, config.scale
         heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim

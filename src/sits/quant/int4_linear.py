@@ -52,7 +52,7 @@ class PackedInt4:
 
 class Int4Weight(LinearWeight):
     """``codes`` is None once a kernel's ``prepare`` has moved them into ``packed``, which must offer ``tensors()``
-    and ``to_codes()``."""
+    and ``to_codes()`` (``Int4Codes``, or its fields in order)."""
 
     operator = "linear_int4"
 
@@ -84,7 +84,10 @@ class Int4Weight(LinearWeight):
 
     def to_codes(self) -> Int4Codes:
         """The neutral form, whatever a kernel has made of it."""
-        return self.packed.to_codes() if self.codes is None else self.codes
+        if self.codes is not None:
+            return self.codes
+        codes = self.packed.to_codes()
+        return codes if isinstance(codes, Int4Codes) else Int4Codes(*codes)
 
     def dequantize(self) -> torch.Tensor:
         return self.to_codes().dequantize()

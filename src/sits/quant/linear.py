@@ -29,6 +29,8 @@ class LinearWeight(ABC):
         self.out_features = out_features
         self.in_features = in_features
         self.bias = bias
+        self.role = ""  # which linear of a layer it is (``gate_up_proj``, ...): some kernels lay it out accordingly
+        self.activation_dtype: torch.dtype | None = None  # what it will be multiplied with, where known
         self.packed: Any = None  # the chosen kernel's own layout, if it has one
         self.kernel = ""  # name of the chosen implementation
         self._multiply: Callable[[torch.Tensor, Any, torch.Tensor | None], torch.Tensor] | None = None
@@ -74,6 +76,12 @@ class LinearWeight(ABC):
             self.prepack()
         assert self._multiply is not None
         return self._multiply(x, self, self.bias)
+
+    def prepare_for_batch(self, rows: int) -> None:
+        """Make what the kernel needs for decode steps of up to ``rows`` requests, such as another layout."""
+        prepare = getattr(self.packed, "prepare_for_batch", None)
+        if prepare is not None:
+            prepare(rows)
 
     def memory_bytes(self) -> int:
         """Bytes the weight occupies as it stands (packed layout included)."""

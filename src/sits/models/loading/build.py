@@ -102,7 +102,8 @@ def build_model(
         weight = linear_format(spec, source, dtype, device) if linear_format else None
         if weight is None:
             weight = DenseWeight(*read_dense(spec, source, dtype, device))
-        return weight.prepack()
+        weight.role, weight.activation_dtype = spec.name.rpartition(".")[2], dtype
+        return weight.prepack(activation_dtype=dtype)
 
     def vector(name: str) -> torch.Tensor:
         out = torch.empty(config.hidden_size, dtype=dtype, device=device)

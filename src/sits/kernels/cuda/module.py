@@ -1,0 +1,122 @@
+"""Compile CUDA C++ with NVRTC, keep the binary on disk, launch with programmatic dependent launch.
+
+Knows nothing of tensors beyond their addresses. A kernel takes one struct by value (a ``ctypes.Structure``), so a
+launch is one driver call; PyTorch's current stream is used, so CUDA graph capture sees the launches.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+SOURCES = Path(__file__).parent
+
+
+class CudaError(RuntimeError):
+    """A driver or compiler call failed; the text names the call and the code."""
+
+
+def _check(result: tuple[Any, ...], call: str) -> Any:
+    code, *values = result
+    if int(code) != 0:
+        raise CudaError(f"{call} failed: {code!r}")
+    return values[0] if len(values) == 1 else values
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: ``$SITS_CACHE/kernels`` or ``~/.cache/sits/kernels``."""
+    return Path(os.environ.get("SITS_CACHE", Path.home() / ".cache" / "sits")) / "kernels"
+
+
+def compile_source(source: str, defines: dict[str, int], architecture: str) -> bytes:
+    """CUDA C++ -> cubin for an architecture such as ``sm_90a``; needs no GPU. Raises ``CudaError`` with the log."""
+    from cuda.bindings import nvrtc
+
+    options = [f"--gpu-architecture={architecture}", "-std=c++17", "--use_fast_math"]
+    options += [f"-D{name}={value}" for name, value in sorted(defines.items())]
+    version = ".".join(str(part) for part in _check(nvrtc.nvrtcVersion(), "nvrtcVersion"))
+    key = hashlib.blake2b("\0".join([version, source, *options]).encode(), digest_size=16).hexdigest()
+    cached = cache_folder() / f"{key}.cubin"
+    if cached.is_file():
+        return cached.read_bytes()
+    program = _check(nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], []), "nvrtcCreateProgram")
+    (code,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+    if int(code) != 0:
+        log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program), "nvrtcGetProgramLogSize")
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise CudaError(f"compiling with {options} failed:\n{log.decode(errors='replace')}")
+    binary = b" " * _check(nvrtc.nvrtcGetCUBINSize(program), "nvrtcGetCUBINSize")
+    _check(nvrtc.nvrtcGetCUBIN(program, binary), "nvrtcGetCUBIN")
+    _store(cached, binary)
+    return binary
+
+
+def _store(path: Path, binary: bytes) -> None:
+    """Atomic, and silent when the cache cannot be written: it only saves time."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(binary)
+        os.replace(file.name, path)
+    except OSError:
+        return
+
+
+class Kernel:
+    """A compiled kernel on the current device."""
+
+    def __init__(self, file: str, name: str, defines: dict[str, int], shared_bytes: int = 0):
+        import torch
+        from cuda.bindings import driver
+
+        self._driver = driver
+        torch.cuda.current_stream()  # the primary context must exist before a module is loaded into it
+        major, minor = torch.cuda.get_device_capability()
+        suffix = "a" if major >= 9 else ""
+        binary = compile_source((SOURCES / file).read_text(), defines, f"sm_{major}{minor}{suffix}")
+        self._module = _check(driver.cuModuleLoadData(binary), "cuModuleLoadData")
+        self._function = _check(driver.cuModuleGetFunction(self._module, name.encode()), "cuModuleGetFunction")
+        self.shared_bytes = shared_bytes
+        if shared_bytes > 48 * 1024:
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _check(driver.cuFuncSetAttribute(self._function, attribute, shared_bytes), "cuFuncSetAttribute")
+        dependent = driver.CUlaunchAttribute()
+        dependent.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        dependent.value.programmaticStreamSerializationAllowed = 1
+        self._dependent = dependent
+
+    def launch(self, grid: tuple[int, int, int], threads: int, arguments: ctypes.Structure, overlap: bool) -> None:
+        """Launch on PyTorch's current stream; ``overlap`` lets it start before the kernel ahead of it has ended."""
+        import torch
+
+        config = self._driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes = self.shared_bytes
+        config.hStream = torch.cuda.current_stream().cuda_stream
+        if overlap:
+            config.attrs = [self._dependent]
+            config.numAttrs = 1
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        _check(
+            self._driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0), "cuLaunchKernelEx"
+        )
+
+
+@functools.cache
+def is_available() -> bool:
+    """Whether NVRTC and a GPU of compute capability 9.0 (the only one these kernels were tuned on) are here."""
+    try:
+        import torch
+        from cuda.bindings import driver, nvrtc
+
+        return bool(driver and torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)) and (
+            int(nvrtc.nvrtcVersion()[0]) == 0
+        )
+    except Exception:  # a broken driver or loader must never stop the fallback from working
+        return False
