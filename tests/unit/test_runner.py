@@ -175,18 +175,29 @@ def test_a_target_that_never_answers_is_a_timeout_not_a_cancel() -> None:
     assert any("no answer" in note for note in outcome.notes)
 
 
+class CountingClient(ScriptedClient):
+    answered = 0
+
+    async def send(self, request: RequestSpec, t_due: int) -> RequestRecord:
+        record = await super().send(request, t_due)
+        self.answered += record.ok
+        return record
+
+
 def test_a_stop_keeps_what_was_measured() -> None:
     async def stopped() -> PointOutcome:
         stop = asyncio.Event()
+        client = CountingClient("ttft=5,itl=1")
         runner = PointRunner(
-            ScriptedClient("ttft=5,itl=1"),
+            client,
             workload(),
             Load("closed", concurrency=3, requests=100_000),
             RunOptions(ramp=False),
             stop=stop,
         )
         task = asyncio.create_task(runner.run())
-        await asyncio.sleep(0.2)
+        while client.answered <= 10:  # however slow the machine is
+            await asyncio.sleep(0.01)
         stop.set()
         return await task
 
