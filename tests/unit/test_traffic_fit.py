@@ -12,6 +12,7 @@ import pytest
 from sits.traffic import fitted
 from sits.traffic.cards import get_card
 from sits.traffic.fit import fit, relative_errors, summary
+from sits.traffic.fit_report import with_tables
 from sits.traffic.measured import MeasuredStep, fingerprint, parse_case, read_results
 from sits.traffic.model_shape import get_shape
 from sits.traffic.operators import Step
@@ -44,6 +45,13 @@ def test_provenance_names_the_files_that_are_there():
             assert fingerprint(found) == digest, f"{name} changed: run python -m sits.traffic.fit"
 
 
+def test_the_docs_print_the_errors_of_the_fits_that_ship():
+    document = (ROOT / "docs/explain.md").read_text()
+    assert with_tables(document, fitted.entries()) == document, (
+        "run python -m sits.traffic.fit_report docs/explain.md"
+    )
+
+
 def test_fit_recovers_the_parameters_that_made_the_data():
     truth = replace(Efficiency(), bandwidth={**Efficiency().bandwidth, "bf16": 0.8}, step_us=700.0)
     rows = []
@@ -69,7 +77,8 @@ def test_cases_as_the_benchmarks_write_them():
     assert (shape.name, len(step.contexts), step.contexts[0]) == ("llama-3-70b", 16, 512)
     assert step.precision == StepPrecision("int4-g32")
     _, chunk = parse_case("llama3-70b/fp8/prefill8192")
-    assert chunk.prefill == ((8192, 0),)
+    assert chunk.prefill == ((512, 0),) * 16
+    assert parse_case("llama3-70b/fp8/b1/prefill8192")[1].prefill == ((8192, 0),)
     assert parse_case("llama3-8b/bf16/kv-fp8/b1/ctx128")[1].precision.kv == "fp8"
     for other in ("attention/decode/131072", "start/llama3-70b/int4-g32", "llama3-8b/bf16/b1/ctx128/ablation-x", ""):
         assert parse_case(other) is None

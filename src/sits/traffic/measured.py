@@ -50,7 +50,11 @@ class MeasuredStep:
 
 
 def parse_case(case: str) -> tuple[ModelShape, Step] | None:
-    """``model/precision/b1/ctx512`` or ``model/precision/prefill8192`` -> shapes and step; None for anything else."""
+    """``model/precision/b1/ctx512`` or ``model/precision/prefill8192`` -> shapes and step; None for anything else.
+
+    ``prefillN`` is what the benchmarks run under that name: sixteen prompts of N/16 tokens in one step; with ``bB``,
+    B prompts.
+    """
     parts = case.strip().lower().split("/")
     if len(parts) < 3:
         return None
@@ -80,7 +84,8 @@ def parse_case(case: str) -> tuple[ModelShape, Step] | None:
                 return None  # an ablation or a unit this reader does not know
     precision = StepPrecision(weights, kv, "fp32" if weights == "fp32" else "bf16")
     if prefill and chunk:
-        return shape, Step((), ((chunk, 0),) * max(1, batch), precision)
+        prompts = batch or 16
+        return shape, Step((), ((max(1, chunk // prompts), 0),) * prompts, precision)
     if batch and not prefill:
         return shape, Step.decode(batch, context, precision)
     return None
@@ -108,7 +113,10 @@ def _rows(document: dict[str, Any], source: str) -> Iterable[MeasuredStep]:
             continue
         shape, step = parsed
         graphs = row.get("graphs", True) is not False
-        for engine, key in (("sits", "ours"), (str(row.get("peer_name") or ""), "peer")):
+        for engine, key in (
+            ("sits", "ours"),
+            (str(row.get("peer_name") or "").strip().lower().replace(" ", "-"), "peer"),
+        ):
             value = row.get(key)
             if engine and isinstance(value, (int, float)) and value > 0:
                 yield MeasuredStep(str(row["case"]), engine, card, float(value) * scale, shape, step, source, graphs)

@@ -15,12 +15,15 @@ from sits.traffic.model_shape import ModelShape
 from sits.traffic.operators import COMMUNICATION, KV, OTHER, WEIGHTS, Operator, Step, operators
 from sits.traffic.precision import math_of
 
+_WIDE_TOKENS = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
     """What kernels reach of a card. Shares are of the achievable read bandwidth and of the dense math rate.
 
-    Keys of the two dictionaries: int4, fp8, int8, bf16, fp32 (weight families), attention, elementwise.
+    Keys of the two dictionaries: int4, fp8, int8, bf16, fp32 (weight families), attention, elementwise. ``int4_wide``
+    is INT4 in steps of many tokens, where engines widen the weights first and then run at the FP8 or BF16 rate.
     """
 
     bandwidth: dict[str, float] = field(
@@ -28,7 +31,7 @@ class Efficiency:
                                  "attention": 0.75, "elementwise": 1.5}
     )  # fmt: skip
     compute: dict[str, float] = field(
-        default_factory=lambda: {"int4": 0.55, "fp8": 0.6, "int8": 0.55, "bf16": 0.7, "fp32": 0.7,
+        default_factory=lambda: {"int4": 0.55, "int4_wide": 0.55, "fp8": 0.6, "int8": 0.55, "bf16": 0.7, "fp32": 0.7,
                                  "attention": 0.45, "elementwise": 0.1}
     )  # fmt: skip
     overlap: float = 2.0  # p of the p-norm between memory and compute time
@@ -57,7 +60,16 @@ CPU_EFFICIENCY = Efficiency(
         "attention": 0.5,
         "elementwise": 2.0,
     },
-    compute={"int4": 0.15, "int8": 0.2, "fp8": 0.1, "bf16": 0.35, "fp32": 0.5, "attention": 0.2, "elementwise": 0.1},
+    compute={
+        "int4": 0.15,
+        "int4_wide": 0.3,
+        "int8": 0.2,
+        "fp8": 0.1,
+        "bf16": 0.35,
+        "fp32": 0.5,
+        "attention": 0.2,
+        "elementwise": 0.1,
+    },
     matrix_launch_us=15.0,
     other_launch_us=15.0,
     step_us=500.0,
@@ -153,7 +165,8 @@ def predict_step(
     for operator in operators(shape, step):
         memory, compute = roofline_ms(operator, card)
         slow_memory = memory / chosen.of_bandwidth(operator.family)
-        slow_compute = compute / chosen.of_compute(operator.family)
+        wide = operator.family == "int4" and step.tokens >= _WIDE_TOKENS
+        slow_compute = compute / chosen.of_compute("int4_wide" if wide else operator.family)
         predicted = _norm(slow_memory, slow_compute, chosen.overlap)
         each = chosen.matrix_launch_us if operator.kind == WEIGHTS else chosen.other_launch_us
         launch = operator.launches * each / 1e3
