@@ -32,17 +32,32 @@ def attention(
     """q[T, H, D] -> [T, H, D]; see ``sits.kernels.ops``. An 8-bit cache takes the reference path."""
     if not (isinstance(k_cache, torch.Tensor) and isinstance(v_cache, torch.Tensor)):
         return reference_attention(q, k_cache, v_cache, batch, scale, window)
+    out = torch.empty(q.shape, dtype=q.dtype)
+    attend(q, k_cache, v_cache, batch, scale, window, out)
+    return out
+
+
+def attend(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    window: int,
+    out: torch.Tensor,
+    skip: int = 0,
+) -> None:
+    """Fill ``out`` for all requests but the first ``skip``."""
     plan = plan_of(batch)
-    heads, (kv_heads, head_dim) = q.shape[1], k_cache.shape[2:]
-    out = torch.empty(q.shape[0], heads, head_dim, dtype=q.dtype)
-    if plan.gathered is not None:
-        k_gathered = k_cache.index_select(0, plan.gathered)
-        v_gathered = v_cache.index_select(0, plan.gathered)
-    for request in plan.requests:
+    group = q.shape[1] // k_cache.shape[2]
+    gathered = plan.gathered_blocks(skip)
+    if gathered is not None:
+        k_gathered = k_cache.index_select(0, gathered)
+        v_gathered = v_cache.index_select(0, gathered)
+    for request in plan.requests[skip:]:
         k, v = (k_gathered, v_gathered) if request.gathered else (k_cache, v_cache)
         run = _decode if request.query_len == 1 else _prefill
-        run(q, k, v, request, out, heads // kv_heads, scale, window)
-    return out
+        run(q, k, v, request, out, group, scale, window)
 
 
 def _decode(

@@ -47,18 +47,26 @@ class CpuPlan:
         if bool((batch.slots < 0).any()):
             self.kept = (batch.slots >= 0).nonzero().squeeze(1)
             self.slots = batch.slots[self.kept]
-        gathered: list[int] = []
-        row, size = 0, batch.block_size
-        tables = batch.blocks_host or batch.block_tables.tolist()
-        for query_len, context_len, table in zip(batch.query_lens_host, batch.context_lens_host, tables):
-            blocks = table[: -(-context_len // size)]
-            if blocks[-1] - blocks[0] == len(blocks) - 1 and _is_run(blocks):
-                self.requests.append(Request(row, query_len, context_len, blocks[0] * size, False))
-            else:
-                self.requests.append(Request(row, query_len, context_len, len(gathered) * size, True))
-                gathered += blocks
+        self.block_size = batch.block_size
+        self._tables = batch.blocks_host or batch.block_tables.tolist()
+        self._gathered: dict[int, torch.Tensor | None] = {}
+        row = 0
+        for query_len, context_len, table in zip(batch.query_lens_host, batch.context_lens_host, self._tables):
+            blocks = table[: -(-context_len // self.block_size)]
+            self.requests.append(Request(row, query_len, context_len, blocks[0] * self.block_size, not _is_run(blocks)))
             row += query_len
-        self.gathered = torch.tensor(gathered, dtype=torch.int64) if gathered else None
+
+    def gathered_blocks(self, skip: int) -> torch.Tensor | None:
+        """Blocks to copy together for the requests from ``skip`` on whose blocks are scattered; None if there are
+        none. Their ``start`` then counts in the copy."""
+        if skip not in self._gathered:
+            blocks: list[int] = []
+            for request, table in list(zip(self.requests, self._tables))[skip:]:
+                if request.gathered:
+                    request.start = len(blocks) * self.block_size
+                    blocks += table[: -(-request.context_len // self.block_size)]
+            self._gathered[skip] = torch.tensor(blocks, dtype=torch.int64) if blocks else None
+        return self._gathered[skip]
 
     def rotary(
         self, batch: AttentionBatch, cos_sin: torch.Tensor, dtype: torch.dtype
