@@ -53,7 +53,9 @@ class CpuPlan:
         row = 0
         for query_len, context_len, table in zip(batch.query_lens_host, batch.context_lens_host, self._tables):
             blocks = table[: -(-context_len // self.block_size)]
-            self.requests.append(Request(row, query_len, context_len, blocks[0] * self.block_size, not _is_run(blocks)))
+            self.requests.append(
+                Request(row, query_len, context_len, blocks[0] * self.block_size, not _is_run(blocks))
+            )
             row += query_len
 
     def gathered_blocks(self, skip: int) -> torch.Tensor | None:
