@@ -51,7 +51,7 @@ def write_run(folder: Path, events: list[Event] | None, card: dict | None = None
             request_id=f"r{i}", t_due=i * 1000, t_sent=i * 1000, prompt_tokens=100, output_tokens=11,
             chunk_times_ns=[10_000_000 + k * 9_000_000 for k in range(11)],
         )
-        for i in range(4)
+        for i in range(12)
     ]  # fmt: skip
     write_records(folder / "records.jsonl.gz", records)
     save_result(result, folder)

@@ -149,6 +149,15 @@ def test_pieces_sum_to_the_measured_time(setup):
     assert piece(explanation, "unattributed") <= 0.02 * expected + 1e-9
 
 
+def test_vision_sampling_is_advised_for_the_prefill_it_saves():
+    explanation = explain(Setup(prompt=4000, spacing_ms=300.0), vision_tokens=2000)
+    switch = next(switch for switch in explanation.switches if switch.code == "vision_sampling")
+    ttft = next(tail for tail in explanation.tails if tail.metric == "ttft")
+    share = ttft.shares["prefill"]
+    assert share > 0.5
+    assert switch.gain == pytest.approx(share * 0.5 * 0.6)
+
+
 def test_idle_time_between_requests_is_nobodys():
     """Requests far apart: the long idle time before an arrival must not count as the scheduler's."""
     explanation = explain(Setup(requests=3, spacing_ms=5000.0, output=20))

@@ -53,7 +53,7 @@ async def execute(options: BenchOptions, directory: Path, progress: Progress) ->
                 from sits.bench.http.observers import ENDPOINT_DEFINITIONS
 
                 outcome.result.definitions |= ENDPOINT_DEFINITIONS
-            await asyncio.to_thread(add_explanation, outcome.result, client)
+            await asyncio.to_thread(add_explanation, outcome.result, client, outcome.records)
             written = await asyncio.to_thread(write_outputs, outcome, client, directory)
         finally:
             progress.close()

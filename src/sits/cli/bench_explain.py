@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sits.cli.explain_context import context_of, window_of
+from sits.spec.records import RequestRecord
 from sits.spec.result import Result
 from sits.traffic.explain_run import add_ratios, choose_point, explain_events
 
 _MOST_EVENTS = 400_000  # an explanation must not keep the user waiting at the end of a run
 
 
-def add_explanation(result: Result, client: Any) -> None:
+def add_explanation(result: Result, client: Any, records: Sequence[RequestRecord]) -> None:
     """Explain the headline load point from the embedded engine's event log into ``result.extra["explanation"]``.
 
     Does nothing for an endpoint, and says why in a note when the log cannot be explained.
@@ -25,9 +27,9 @@ def add_explanation(result: Result, client: Any) -> None:
         if not events or len(events) > _MOST_EVENTS:
             return
         context, notes = context_of(result)
-        explanation = explain_events(
-            events, context, f"{result.target.name}, load point {point.index}", window_of(point)
-        )
+        subject = f"{result.target.name}, load point {point.index}"
+        only = {record.request_id for record in records if record.phase == "measure" and record.point == point.index}
+        explanation = explain_events(events, context, subject, window_of(point), only=only)
         explanation.notes = [*notes, *explanation.notes]
         add_ratios(explanation, point)
         result.extra["explanation"] = explanation.to_dict()

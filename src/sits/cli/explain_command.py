@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from sits.spec.result import Result
+    from sits.spec.result import LoadPoint, Result
     from sits.traffic.explain_run import RunContext
     from sits.traffic.explanation import Explanation
 
@@ -75,6 +75,18 @@ def command(result: Path | None, html_file: Path | None, as_json: bool, **option
     return 0
 
 
+def _measured(result: Result, path: Path, point: LoadPoint) -> set[str] | None:
+    """Names of the load point's measured requests; None without records."""
+    from sits.errors import InputError
+    from sits.spec.result import load_records
+
+    try:
+        records = load_records(result, path)
+    except InputError:
+        return None
+    return {record.request_id for record in records if record.phase == "measure" and record.point == point.index}
+
+
 def _predict(options: dict[str, Any]) -> Explanation:
     from sits.cli.explain_context import shape_of, with_bandwidth
     from sits.spec.slo import parse_slo
@@ -104,8 +116,8 @@ def _explain(path: Path, options: dict[str, Any]) -> Explanation:
         if explanation.step and context.precision is not None:
             shown = explanation.step
             step = Step.decode(int(shown["batch"]), int(shown["context"]), context.precision, context.devices)
-        changed, ratio = what_changed(context, second_context, step)
-        compare_after(explanation, second, changed, ratio)
+        changed, predicted = what_changed(context, second_context, step)
+        compare_after(explanation, second, changed, predicted)
     return explanation
 
 
@@ -143,7 +155,9 @@ def _explain_one(
 
         try:
             events = read_events(folder / Path(result.events_file).name)
-            explanation = explain_events(events, context, subject, window_of(point), profile)
+            explanation = explain_events(
+                events, context, subject, window_of(point), profile, only=_measured(result, path, point)
+            )
         except InputError as error:
             notes.append(f"the event log cannot be used ({error.message}): explained from the client's view")
     if explanation is None:

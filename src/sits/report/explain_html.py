@@ -15,7 +15,7 @@ _STYLE = """
 .sits-explain{font:14px/1.5 system-ui,sans-serif;max-width:980px}
 .sits-explain table{border-collapse:collapse;width:100%;margin:.6em 0}
 .sits-explain th,.sits-explain td{text-align:right;padding:.2em .6em;border-bottom:1px solid #8884}
-.sits-explain th:first-child,.sits-explain td:first-child,.sits-explain td.text{text-align:left}
+.sits-explain th:first-child,.sits-explain td:first-child,.sits-explain th.text,.sits-explain td.text{text-align:left}
 .sits-explain .first{border-left:4px solid #c2410c;padding:.4em .8em;margin:1em 0;background:#c2410c14}
 .sits-explain .predicted{border-left:4px solid #2563eb;padding:.2em .8em;background:#2563eb14}
 .sits-explain svg{width:100%;height:auto} .sits-explain svg text{fill:currentColor;font-size:12px}
@@ -107,7 +107,7 @@ def _waterfall_table(waterfall: Mapping[str, Any]) -> str:
     )
     return (
         "<table><tr><th>piece, ms per output token</th><th>measured</th><th>predicted</th><th>limit</th><th>gap</th>"
-        f"<th>how</th></tr>{rows}</table>"
+        f"<th class=text>how</th></tr>{rows}</table>"
     )
 
 
@@ -162,7 +162,7 @@ def _tail(tail: Mapping[str, Any]) -> str:
     )
     return (
         f"<h3>{name}: p50 {tail['p50_ms']:.2f} ms, p99 {tail['p99_ms']:.2f} ms</h3>"
-        f"<table><tr><th>slowest</th><th>ms</th><th>phase</th><th>cause</th></tr>{rows}</table>"
+        f"<table><tr><th>slowest</th><th>ms</th><th class=text>phase</th><th class=text>cause</th></tr>{rows}</table>"
     )
 
 
@@ -177,7 +177,7 @@ def _switch_table(switches: Sequence[Mapping[str, Any]]) -> str:
     )
     return (
         "<h3>Switches</h3><table><tr><th>change</th><th>ms now</th><th>ms predicted</th><th>ms achieved</th>"
-        f"<th>won</th><th>tok/s</th><th>how, price</th></tr>{rows}</table>"
+        f"<th>won</th><th>tok/s</th><th class=text>how, price</th></tr>{rows}</table>"
     )
 
 
@@ -192,5 +192,5 @@ def _capacity_table(rows: Sequence[Mapping[str, Any]]) -> str:
     )
     return (
         "<h3>Would it meet the objective (predicted)</h3><table><tr><th>precision</th><th>GPUs</th><th>TTFT ms</th>"
-        f"<th>ITL ms</th><th>batch</th><th>tok/s</th><th>verdict</th></tr>{body}</table>"
+        f"<th>ITL ms</th><th>batch</th><th>tok/s</th><th class=text>verdict</th></tr>{body}</table>"
     )

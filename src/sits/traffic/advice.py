@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from sits.traffic.cards import HardwareCard
-from sits.traffic.explanation import Switch, Waterfall
+from sits.traffic.explanation import Switch, Tail, Waterfall
 from sits.traffic.model_shape import ModelShape
 from sits.traffic.operators import Step, memory_needed_gb
 from sits.traffic.predict import Efficiency, predict_step
@@ -24,30 +24,36 @@ def suggest(
     measured_ms: tuple[float, float] | None = None,
     waterfall: Waterfall | None = None,
     graphs: bool = True,
-    vision_tokens: int = 0,
     chunk: int | None = None,
 ) -> list[Switch]:
     """Everything that would help this decode step, best first; nothing that would not.
 
-    ``measured_ms`` is (execution, the rest: scheduling, others' prefill) of the measured step. The predicted ratio is
-    applied to the execution only, so that an engine slower than predicted is not promised the predicted time.
+    ``measured_ms`` is (execution, the rest: scheduling, others' prefill) of the measured step. Only what the
+    prediction explains of the execution is scaled: overhead that no byte explains does not shrink with the bytes.
     """
     before = predict_step(shape, step, card, efficiency, graphs).step_ms
     execution, rest = measured_ms or (before, 0.0)
     total = execution + rest
     found = []
     for code, what, how, price, after_step, after_graphs in _variants(shape, step, card, graphs):
+        if code == "graphs" and waterfall is not None:
+            continue  # what they cost was measured: see below
         after = predict_step(shape, after_step, card, efficiency, after_graphs).step_ms
         rows = len(after_step.contexts) / max(1, len(step.contexts))
-        switched = rest + execution * after / before
+        switched = rest + switched_execution(execution, before, after)
         found.append(Switch(code, what, how, total, switched, price, rows * total / switched - 1.0))
-    found.extend(_from_waterfall(waterfall, vision_tokens, chunk))
+    found.extend(_from_waterfall(waterfall, chunk, graphs))
     useful = [
         switch
         for switch in found
         if switch.gain > 0.02 or (switch.code == "larger_batch" and switch.throughput_gain > 0.1)
     ]
     return sorted(useful, key=lambda switch: -max(switch.gain, switch.throughput_gain / 4))
+
+
+def switched_execution(execution_ms: float, before_ms: float, after_ms: float) -> float:
+    """Measured execution after a change that takes the prediction from ``before_ms`` to ``after_ms``."""
+    return execution_ms - min(execution_ms, before_ms) * (1.0 - after_ms / before_ms)
 
 
 def _variants(
@@ -99,7 +105,7 @@ def _variants(
             )  # fmt: skip
 
 
-def _from_waterfall(waterfall: Waterfall | None, vision_tokens: int, chunk: int | None) -> Iterator[Switch]:
+def _from_waterfall(waterfall: Waterfall | None, chunk: int | None, graphs: bool) -> Iterator[Switch]:
     """Switches whose gain was measured as a piece of this run rather than predicted from shapes."""
     if waterfall is None:
         return
@@ -119,9 +125,21 @@ def _from_waterfall(waterfall: Waterfall | None, vision_tokens: int, chunk: int 
         won = pieces.get(piece, 0.0) * share
         if won > 0:
             yield Switch(code, what, how, total, total - won, price, basis="estimate from a measured piece")
-    if vision_tokens and "prefill" in pieces:
-        won = pieces["prefill"] * 0.55
+    gaps = next((piece for piece in waterfall.pieces if piece.name == "launches"), None)
+    if not graphs and gaps is not None:
+        won = max(0.0, (gaps.measured_ms or 0.0) - (gaps.predicted_ms or 0.0))
         yield Switch(
-            "vision_sampling", "keep 40% of the vision tokens", "--vision-keep 0.4", total, total - won,
-            "quality: about half a point on POPE by the article's figures", basis="estimate from a measured piece",
+            "graphs", "CUDA graphs on", "cuda_graphs: true", total, total - won,
+            "memory for captured graphs; longer start", basis="estimate from a measured piece",
         )  # fmt: skip
+
+
+def vision_switch(ttft: Tail, vision_share: float, keep: float = 0.4) -> Switch:
+    """Keeping ``keep`` of the vision tokens, which are ``vision_share`` of the prompt: what prefill of them cost."""
+    prefill = ttft.shares.get("prefill", 0.0)
+    after = ttft.p50_ms * (1.0 - prefill * vision_share * (1.0 - keep))
+    return Switch(
+        "vision_sampling", f"keep {keep:.0%} of the vision tokens (time to first token)", f"--vision-keep {keep}",
+        ttft.p50_ms, after, "quality: measure it on your images; fewer tokens, less detail",
+        basis="estimate from a measured piece",
+    )  # fmt: skip

@@ -7,7 +7,7 @@ beside the prediction, and what the prediction does not explain is named as such
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from sits.errors import InputError
 from sits.spec.events import Event
 from sits.spec.records import RequestRecord
 from sits.spec.result import LoadPoint, Result
-from sits.traffic.advice import suggest
+from sits.traffic.advice import suggest, switched_execution, vision_switch
 from sits.traffic.attribution import decode_waterfall
 from sits.traffic.capacity import roofline_points
 from sits.traffic.cards import HardwareCard
@@ -46,7 +46,7 @@ class RunContext:
     devices: int = 1
     graphs: bool | None = None
     chunk: int | None = None
-    vision_tokens: int = 0
+    vision_tokens: int = 0  # per prompt
     kv_blocks: int | None = None  # size of the engine's KV pool
 
 
@@ -104,9 +104,14 @@ def explain_events(
     window: tuple[int, int] | None = None,
     profile: dict[str, float] | None = None,
     kv_use: float | None = None,
+    only: Collection[str] | None = None,
 ) -> Explanation:
-    """Explain a run from its event log. ``window`` (monotonic ns) keeps requests that arrived inside it."""
+    """Explain a run from its event log. ``window`` (monotonic ns) keeps requests that arrived inside it, ``only``
+    those of these names (the measured ones, without warm-up and fillers).
+    """
     run = read_run(events, *(window or (0, None)))
+    if only is not None and not set(only).isdisjoint(run.requests):
+        run.requests = {name: track for name, track in run.requests.items() if name in only}
     if window is not None and not any(track.token_ns for track in run.requests.values()):
         raise InputError("no request of the load point is in the event log", "The log's ring may have been too small")
     waterfall = decode_waterfall(
@@ -138,8 +143,13 @@ def explain_events(
             explanation.switches = suggest(
                 context.shape, step, context.card, context.efficiency,
                 (_execution_time(waterfall), _step_time(waterfall) - _execution_time(waterfall)), waterfall,
-                context.graphs is not False, context.vision_tokens, context.chunk,
+                context.graphs is not False, context.chunk,
             )  # fmt: skip
+    first = next((tail for tail in explanation.tails if tail.metric == "ttft"), None)
+    prompts = [track.prompt_tokens for track in run.requests.values() if track.prompt_tokens]
+    if context.vision_tokens and first is not None and prompts:
+        share = min(1.0, context.vision_tokens / float(np.mean(prompts)))
+        explanation.switches.append(vision_switch(first, share))
     return explanation
 
 
@@ -280,24 +290,31 @@ def add_ratios(explanation: Explanation, point: LoadPoint) -> None:
             explanation.ratios[name] = {"value": figure.value, "unit": figure.unit, "reason": figure.reason}
 
 
-def compare_after(before: Explanation, after: Explanation, changed: str, predicted_ratio: float | None) -> None:
-    """Add to ``before`` the switch that a second run had on: predicted beside achieved."""
+def compare_after(
+    before: Explanation, after: Explanation, changed: str, predicted: tuple[float, float] | None
+) -> None:  # fmt: skip
+    """Add to ``before`` the switch that a second run had on: predicted beside achieved.
+
+    ``predicted`` is (step before, step after) of the model, see :func:`what_changed`.
+    """
     if before.waterfall is None or after.waterfall is None:
         return
     start, end = _step_time(before.waterfall), _step_time(after.waterfall)
     from sits.traffic.explanation import Switch
 
     execution = _execution_time(before.waterfall)
-    predicted = end if predicted_ratio is None else start - execution + execution * predicted_ratio
+    expected = start - execution + switched_execution(execution, *predicted) if predicted else end
     done = Switch(
-        "applied", changed, "second run", start, predicted, "measured",
-        basis="predicted beside achieved" if predicted_ratio else "achieved only", achieved_ms=end,
+        "applied", changed, "second run", start, expected, "measured",
+        basis="predicted beside achieved" if predicted else "achieved only", achieved_ms=end,
     )  # fmt: skip
     before.switches.insert(0, done)
 
 
-def what_changed(before: RunContext, after: RunContext, step: Step | None) -> tuple[str, float | None]:
-    """(the differences in words, predicted ratio of step times) between two runs' set-ups."""
+def what_changed(
+    before: RunContext, after: RunContext, step: Step | None
+) -> tuple[str, tuple[float, float] | None]:  # fmt: skip
+    """(the differences in words, predicted step times before and after in ms) of two runs' set-ups."""
     changes = []
     if before.precision and after.precision:
         for name in ("weights", "kv", "activations"):
@@ -308,10 +325,10 @@ def what_changed(before: RunContext, after: RunContext, step: Step | None) -> tu
         changes.append(f"devices {before.devices} -> {after.devices}")
     if before.graphs != after.graphs and None not in (before.graphs, after.graphs):
         changes.append(f"graphs {'on' if after.graphs else 'off'}")
-    ratio = None
+    predicted = None
     if step is not None and before.shape is not None and before.card is not None and changes:
         first = predict_step(before.shape, step, before.card, before.efficiency, before.graphs is not False)
         second_step = dataclasses.replace(step, precision=after.precision or step.precision, devices=after.devices)
         second = predict_step(before.shape, second_step, before.card, before.efficiency, after.graphs is not False)
-        ratio = second.step_ms / first.step_ms
-    return ", ".join(changes) or "nothing the model card shows", ratio
+        predicted = (first.step_ms, second.step_ms)
+    return ", ".join(changes) or "nothing the model card shows", predicted
