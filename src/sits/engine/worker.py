@@ -99,10 +99,12 @@ class EngineWorker:
 
     def _end(self, requests: list[Request]) -> None:
         """Tell those who still wait that nothing more will come."""
-        for request in requests:
-            for one in (request, *request.followers):
-                if one.state is not RequestState.FINISHED:
-                    one.state = RequestState.FINISHED
-                    one.finish_reason = FAILED
-                    one.error = self._failure or "the engine was closed"
-                    notify(one)
+        scheduler, reason = self.core.scheduler, self._failure or "the engine was closed"
+        for request in [one for leader in requests for one in (leader, *leader.followers)]:
+            if request.finished:
+                continue
+            try:
+                scheduler.fail(request, reason)
+            except Exception:  # the engine is broken already; the caller must still hear of it
+                request.state, request.finish_reason, request.error = RequestState.FINISHED, FAILED, reason
+            notify(request)
