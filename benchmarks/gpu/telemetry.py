@@ -33,6 +33,17 @@ def loads() -> dict[str, tuple[Callable[[], None], float, float]]:
     }
 
 
+def lead_in(call: Callable[[], None], moved: float, rest: float, seconds: float) -> None:
+    """Run the load for a while, so that what the counter still holds of the last one is gone."""
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        burst = time.perf_counter()
+        for _ in range(8 if moved else 0):
+            call()
+        torch.cuda.synchronize()
+        time.sleep((time.perf_counter() - burst) * rest if moved else 0.01)
+
+
 def one_window(collector: NvmlCollector, call: Callable[[], None], moved: float, rest: float, seconds: float):
     """(bytes per second we moved, the window the collector saw) over about ``seconds``."""
     torch.cuda.synchronize()
@@ -65,8 +76,8 @@ def main() -> None:
     time.sleep(0.15)
     failed = []
     for name, (call, moved, rest) in loads().items():
-        for _ in range(8):
-            call()
+        # The counter lags by up to 0.15 s: a window that follows a change of load holds a part of the load before.
+        lead_in(call, moved, rest, 0.5)
         for seconds, repeats, bar in ((0.25, 20, 0.03), (1.0, 6, 0.01)):
             errors, rates, lost = [], [], 0
             for _ in range(repeats):
@@ -87,11 +98,26 @@ def main() -> None:
                 f"gpm/{name}/{seconds}s", "relative error", median, worst=worst, bar=bar, dropped=lost,
                 observed_gbps=statistics.median(rates), windows=len(errors), within_bar=median <= bar,
             )  # fmt: skip
+    lag(report, collector)
     collector.close()
     overhead(report)
     report.save()
     if failed:
         sys.exit("; ".join(failed))
+
+
+def lag(report: Report, collector: NvmlCollector) -> None:
+    """Seconds by which the counter is late: what an idle window right after a load still shows of it."""
+    call, moved, rest = loads()["copy"]
+    found = []
+    for _ in range(6):
+        lead_in(call, moved, rest, 0.5)
+        collector.sample()
+        time.sleep(0.25)
+        for item in collector.sample():
+            if isinstance(item, BandwidthSample) and item.observed_gbps is not None:
+                found.append(item.observed_gbps / 4200.0 * item.window_ns / 1e9)
+    report.row("gpm/lag", "s", statistics.median(found) if found else None, worst=max(found, default=None))
 
 
 def overhead(report: Report) -> None:
