@@ -71,8 +71,10 @@ def tokenizer_from_gguf(file: GGUFFile, config: ModelConfig) -> Tokenizer:
             f"{file.path}: tokenizer {kind!r} with splitting rule {rule_name!r} is not supported in GGUF files",
             f"Supported: gpt2 with {', '.join(_RULES)}; or use the model's Hugging Face folder",
         )
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
+    tokens: list[str] = metadata.get("tokenizer.ggml.tokens") or []
+    if not tokens:
+        raise InputError(f"{file.path} has no vocabulary", "Use a complete model file, not a part of one")
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", ())]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     # Llama 3 spells some tokens whose merges lead elsewhere: a whole piece that is a token stays one.
     model = tokenizers.models.BPE(vocabulary, merges, fuse_unk=False, ignore_merges=rule_name in _ADDS_BOS)
