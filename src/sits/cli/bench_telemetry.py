@@ -10,7 +10,7 @@ from sits.bench.load import Load
 from sits.errors import InputError
 from sits.spec.records import RequestRecord
 from sits.spec.result import Figure, LoadPoint
-from sits.telemetry.session import TelemetrySession
+from sits.telemetry.session import TelemetrySession, timed_rows
 from sits.traffic.explain_run import precision_of
 from sits.traffic.model_shape import ModelShape
 from sits.traffic.required import required_bytes
@@ -49,7 +49,8 @@ class TelemetryObserver:
         required = self._required(records, steps)
         for key, fields in window.figures(required, tokens, peak_gbps=self._cpu_peak).items():
             point.metrics[key] = Figure(**fields)
-        point.bandwidth = window.rows(required)[:_MOST_ROWS]
+        rows = window.rows(required)
+        point.bandwidth = timed_rows(rows[:: max(1, -(-len(rows) // _MOST_ROWS))], point.started_ns)
         point.notes += window.notes(required)
         if self._cpu_peak is not None:
             point.server["cpu_read_gbps"] = self._cpu_peak

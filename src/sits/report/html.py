@@ -9,6 +9,7 @@ from importlib.resources import files
 import numpy as np
 
 from sits.report import facts, plots
+from sits.report.explain_bandwidth import bandwidth_plot
 from sits.report.explain_html import render_fragment
 from sits.report.format import (
     ROWS,
@@ -202,6 +203,7 @@ def _timelines(result: Result, records: Sequence[RequestRecord]) -> str:
         lanes, note = plots.lanes_plot(timeline, measured, start, end)
         inner = lanes + plots.caption(f"Shown: {note}." if note else "")
         inner += plots.load_plot(timeline, start, end, steady)
+        inner += bandwidth_plot(point.bandwidth)
         opened = " open" if point is head else ""
         parts.append(
             f'<details class="card"{opened}><summary>{escape(point_label(point))}</summary>{inner}</details>'

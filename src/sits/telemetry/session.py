@@ -129,6 +129,12 @@ class TelemetryWindow:
         return [sample.with_required(mean, source).to_dict() for sample in self.samples]
 
 
+def timed_rows(rows: list[dict[str, Any]], started_ns: int) -> list[dict[str, Any]]:
+    """Sample rows with ``s``: seconds since a monotonic moment, for plots beside other timelines."""
+    wall = time.time_ns() - time.monotonic_ns()
+    return [{**row, "s": round((row["timestamp_ns"] - wall - started_ns) / 1e9, 3)} for row in rows]
+
+
 def _figure(value: float | None, unit: str, count: int, reason: str | None) -> dict[str, Any]:
     return {
         "value": value,

@@ -21,6 +21,7 @@ from sits.spec.result import LoadPoint
 from sits.spec.slo import requests_meeting
 from sits.spec.timeline import build_timeline
 from sits.telemetry.engine_counters import required_samples
+from sits.telemetry.session import timed_rows
 
 GRID_S = 0.5
 _MOST_ROWS = 2000
@@ -65,7 +66,8 @@ class MetricsObserver:
             point.server.update(summarise(rows))
             step = max(1, len(rows) // _MOST_ROWS)
             point.server["timeline"] = [{"s": seconds, **sample} for seconds, sample in rows[::step]]
-            point.bandwidth = [row.to_dict() for row in required_samples(point.server["timeline"], start)]
+            samples = required_samples(point.server["timeline"], start)
+            point.bandwidth = timed_rows([sample.to_dict() for sample in samples], start)
 
     async def _run(self) -> None:
         while self._samples:  # without a page we know nothing is asked again
