@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from sits.engine.attention_plan import AttentionPlanner
 from sits.engine.step import StepBuilder, StepShape, StepTensors, view_step
 from sits.engine.step_batch import StepBatch
 from sits.kernels.kv_cache import CacheTensor
@@ -46,12 +47,14 @@ class DecodeGraphs:
         model: CausalModel,
         kv_cache: list[tuple[CacheTensor, CacheTensor]],
         builder: StepBuilder,
+        planner: AttentionPlanner,
         max_rows: int,
         max_blocks: int,
     ):
         self._model = model
         self._kv_cache = kv_cache
         self._builder = builder
+        self._planner = planner
         self._buckets = row_buckets(max_rows)
         self._max_blocks = max_blocks
         self._captured: dict[tuple[int, int], _Captured] = {}
@@ -95,9 +98,11 @@ class DecodeGraphs:
         model, block_size = self._model, self._builder.block_size
         buffer = packed.to(model.device)
         inputs = view_step(buffer, shape, block_size, shape.rows)
-        # A planner on the host must plan for the longest context this graph may see, not for today's.
+        # What is read on the host while capturing must hold for the longest context this graph may see.
         inputs.batch.query_lens_host = [1] * shape.rows
         inputs.batch.context_lens_host = [shape.blocks * block_size] * shape.rows
+        # Any plan is right for any context; this one is good in the middle of what the graph will see.
+        inputs.batch.plan = self._planner.plan([max(1, shape.blocks * block_size // 2)] * shape.rows)
 
         def forward() -> torch.Tensor:
             return model.forward(inputs.token_ids, inputs.batch, self._kv_cache, inputs.logits_rows)

@@ -11,6 +11,7 @@ from time import monotonic
 
 import torch
 
+from sits.engine.attention_plan import AttentionPlanner
 from sits.engine.decode_graphs import DecodeGraphs
 from sits.engine.kv_sizing import choose_block_count
 from sits.engine.sampler import Sampled, Sampler
@@ -49,6 +50,7 @@ class Runner:
         on_cuda = self.device.type == "cuda"
         self._max_blocks = blocks_for(config.max_model_len, config.block_size)
         self._builder = StepBuilder(config.block_size, config.max_running, self._max_blocks, pin_memory=on_cuda)
+        self._planner = AttentionPlanner(model, config.kv_dtype)
         self._sampler = Sampler(shape.vocab_size, config.max_running, self.device)
         self._graphs: DecodeGraphs | None = None
         prepare = getattr(model, "prepare_for_batch", None)
@@ -70,7 +72,9 @@ class Runner:
         if config.cuda_graphs:
             self.no_graphs_because = DecodeGraphs.usable(model)
             if self.no_graphs_because is None:
-                self._graphs = DecodeGraphs(model, self.kv_cache, self._builder, config.max_running, self._max_blocks)
+                self._graphs = DecodeGraphs(
+                    model, self.kv_cache, self._builder, self._planner, config.max_running, self._max_blocks
+                )
 
     @property
     def kv_bytes(self) -> int:
@@ -135,6 +139,7 @@ class Runner:
         inputs.batch.query_lens_host = batch.counts
         inputs.batch.context_lens_host = [r.num_computed + n for r, n in zip(batch.requests, batch.counts)]
         inputs.batch.blocks_host = [request.blocks for request in batch.requests]
+        inputs.batch.plan = self._planner.plan(inputs.batch.context_lens_host[: batch.num_decodes])
         return inputs
 
     def _allocate(self, blocks: int) -> list[tuple[CacheTensor, CacheTensor]]:

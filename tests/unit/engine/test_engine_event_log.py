@@ -10,6 +10,7 @@ import pytest
 
 from sits.engine.event_log import EventLog, read_events
 from sits.errors import InputError
+from sits.spec.clauses import judge_events
 from sits.spec.events import EventKind
 
 K = EventKind
@@ -68,6 +69,9 @@ def test_clauses_hold_on_a_pressured_run(run_pressured, prefix_caching):
             tokens += event.kind is K.TOKEN
         assert state is K.FINISHED
         assert tokens == request.output_tokens
+    report = judge_events(events)  # and the clauses as the gate computes them
+    assert (report.tc.value, report.rs.value, report.fcau.value) == (1.0, 1.0, 1.0)
+    assert report.unperceived == 0
     for name, history in entities.items():
         if name.startswith("block-"):
             held = False
