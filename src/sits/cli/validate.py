@@ -129,11 +129,11 @@ def pair_outputs(
         else:
             loose.append(path)
     for path in loose:  # an output before its format, or on its own
-        waiting = [index for index, (_, target) in enumerate(pairs) if target is None]
+        named = format_for(path)
+        waiting = [index for index, (name, target) in enumerate(pairs) if target is None and named in (None, name)]
         if len(waiting) == 1:
             pairs[waiting[0]] = (pairs[waiting[0]][0], path)
             continue
-        named = format_for(path)
         if named is None:
             raise click.UsageError(f"no format for --output {path}: put --format before it")
         pairs.append((named, path))

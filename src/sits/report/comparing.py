@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sits.errors import InputError
 from sits.report.loaded import LoadedResult
 from sits.report.pairing import Difference, differences, matching_point
 from sits.spec.compare import (
@@ -34,6 +33,12 @@ ALL_METRICS = (
     "tpot.p99", "e2e.typical", "e2e.p99", "throughput.output", "throughput.requests", "goodput", "tail_inflation",
     "mabu.required", "mabu.observed", "energy_per_token",
 )  # fmt: skip
+_LATENCY = r"(ttft|itl|tpot|e2e|ttft_visible)\.(typical|mean|max|p[0-9]{1,2}(\.[0-9]{1,3})?)"
+_FIGURES = (
+    r"throughput\.(output|total|requests)|tltb|tail_inflation|goodput|attainment|mabu\.(required|observed)"
+    r"|traffic_efficiency|energy_per_token"
+)
+METRIC_PATTERN = f"^({_LATENCY}|{_FIGURES})$"
 TOLERANCE, RESOLUTION, ERROR_TOLERANCE = 0.03, 0.10, 0.005
 
 
@@ -212,9 +217,3 @@ def _compare_errors(point: LoadPoint, old: Side, new: Side) -> ErrorRow | None:
         # Both without a failure: whatever the sample size, there is no sign of a change.
         verdict = "same" if counts[1][0] == 0 and counts[0][0] == 0 else "too_noisy"
     return ErrorRow(point, counts[0], counts[1], delta, low, high, verdict)
-
-
-def require_results(paths: Sequence[LoadedResult], what: str) -> None:
-    """Refuse an empty side. Raises ``InputError``."""
-    if not paths:
-        raise InputError(f"there is no {what} to compare", "Give at least one result on each side")

@@ -105,7 +105,10 @@ def parse_yaml(text: str, shown: str, environment: Mapping[str, str] | None = No
     except yaml.MarkedYAMLError as error:
         where = error.problem_mark or error.context_mark
         mark = Mark(shown, where.line + 1, where.column + 1) if where else Mark(shown)
-        raise ConfigError([Problem(f"not valid YAML: {error.problem or error.context}", mark)]) from None
+        lines = text.splitlines()
+        variable = mark.line <= len(lines) and "${" in lines[mark.line - 1]
+        hint = "Inside braces a variable must be quoted: {p99: '${NAME}'}" if variable else None
+        raise ConfigError([Problem(f"not valid YAML: {error.problem or error.context}", mark, hint)]) from None
     except yaml.YAMLError as error:  # unreadable characters
         raise ConfigError([Problem(f"not valid YAML: {str(error).splitlines()[0]}", Mark(shown))]) from None
     except RecursionError:
@@ -179,18 +182,20 @@ class _Builder:
                         yield pair
 
     def scalar(self, node: Any, mark: Mark) -> Any:
-        if not node.tag.startswith("tag:yaml.org,2002:"):
+        if node.tag.removeprefix("tag:yaml.org,2002:") not in _TAGS:
             self.problems.append(Problem(f"tag {node.tag} is not supported", mark))
             return None
         text, missing = interpolate(node.value, self.environment)
         for name in missing:
             hint = f"Set it, or write ${{{name}:-default}}"
             self.problems.append(Problem(f"environment variable {name} is not set", mark, hint))
-        if node.style is not None:  # quoted or block text
+        # Quoted or block text stays text, unless it is nothing but one variable: flow style forces those quotes.
+        if node.style is not None and not _REFERENCE.fullmatch(node.value):
             return text
         return resolve_plain(text)
 
 
+_TAGS = {"str", "int", "float", "bool", "null", "timestamp", "merge", "value"}
 _REFERENCE = re.compile(r"\$(?:(\$)|\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\})")
 
 

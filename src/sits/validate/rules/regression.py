@@ -9,6 +9,7 @@ from typing import Any
 from sits.report.comparing import (
     DEFAULT_METRICS,
     LOWER_IS_WORSE,
+    METRIC_PATTERN,
     RESOLUTION,
     TOLERANCE,
     Options,
@@ -26,17 +27,11 @@ _ALLOW = {
     "type": "array",
     "items": {"type": "string", "enum": list(KINDS)},
 }
-_LATENCY = r"(ttft|itl|tpot|e2e|ttft_visible)\.(typical|mean|max|p[0-9]{1,2}(\.[0-9]{1,3})?)"
-_FIGURES = (
-    r"throughput\.(output|total|requests)|tltb|tail_inflation|goodput|attainment|mabu\.(required|observed)"
-    r"|traffic_efficiency|energy_per_token"
-)
-_METRIC = f"^({_LATENCY}|{_FIGURES})$"
 METRIC = {
     "description": "A figure: ttft, itl, tpot or e2e with .typical (the whole distribution) or .pNN; "
     "throughput.output, ...",
     "type": "string",
-    "pattern": _METRIC,
+    "pattern": METRIC_PATTERN,
 }
 _NEEDS = "a result and at least one baseline"
 
@@ -258,7 +253,7 @@ def environment_drift(context: Context, settings: Settings) -> Iterable[Finding]
         "bounds": {
             "description": "Figure: largest candidate / baseline (smallest, for figures where more is better)",
             "type": "object", "minProperties": 1, "additionalProperties": False,
-            "patternProperties": {_METRIC.replace("typical|", ""): {"type": "number", "exclusiveMinimum": 0}},
+            "patternProperties": {METRIC_PATTERN.replace("typical|", ""): {"type": "number", "exclusiveMinimum": 0}},
         },
         "allow_drift": _ALLOW,
     },
