@@ -211,11 +211,16 @@ def deliver(report: Report, targets: list[tuple[str, str | None]]) -> int:
                 _complain(str(error))
                 exit_code = UNJUDGED
     if on_stdout not in ("text", "markdown", "github"):
-        click.echo(writer("text")(report), nl=False, err=on_stdout is not None)
+        _say(writer("text")(report), err=on_stdout is not None)
     for text, path in texts:
         if path is None:
-            click.echo(text, nl=False)
+            _say(text)
     return exit_code
+
+
+def _say(text: str, err: bool = False) -> None:
+    """Print as UTF-8 whatever the locale: a report must not depend on LANG."""
+    click.echo(text.encode("utf-8", "replace"), nl=False, err=err)
 
 
 def _complain(message: str) -> None:

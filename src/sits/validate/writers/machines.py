@@ -31,11 +31,11 @@ def place(report: Report, mark: Mark | None) -> tuple[str, int, int]:
 def fingerprint(finding: Finding, file: str) -> str:
     """Stays the same from run to run: rule, figure and load point, not the measured value or the line."""
     key = "|".join((finding.rule_id, finding.metric or "", finding.scope, file))
-    return hashlib.sha256(key.encode()).hexdigest()[:32]
+    return hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()[:32]
 
 
 def problem_fingerprint(message: str, file: str) -> str:
-    return hashlib.sha256(f"problem|{message}|{file}".encode()).hexdigest()[:32]
+    return hashlib.sha256(f"problem|{message}|{file}".encode("utf-8", "replace")).hexdigest()[:32]
 
 
 def _number(value: float | None) -> float | None:
@@ -211,7 +211,7 @@ def code_quality(report: Report) -> str:
     for issue in issues:  # GitLab drops a report whose fingerprints repeat
         key = str(issue["fingerprint"])
         while key in unique:
-            key = hashlib.sha256(key.encode()).hexdigest()[:32]
+            key = hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()[:32]
         issue["fingerprint"] = key
         unique[key] = issue
     return json.dumps(list(unique.values()), indent=1, ensure_ascii=False) + "\n"
