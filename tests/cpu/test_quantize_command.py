@@ -176,3 +176,41 @@ def test_plans_with_float_minimums_or_no_linears_are_refused(tiny, tmp_path, cap
 def test_synthetic_models_have_nothing_to_convert(tmp_path, capsys):
     assert quantize("synthetic:tiny", "--out", tmp_path / "out") == 2
     assert "no checkpoint to convert" in capsys.readouterr().err
+
+
+def test_gptq_folders_load_and_convert(tiny, tmp_path):
+    """A GPTQ folder made from a quantised one: the same model, and the same codes after conversion back."""
+    from safetensors.torch import load_file, save_file
+
+    assert quantize(tiny, "--to", "int4-g32", "--out", tmp_path / "ct") == 0
+    folder = tmp_path / "gptq"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_bytes((tmp_path / "ct" / name).read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {}
+    for name, value in load_file(tmp_path / "ct" / "model.safetensors").items():
+        module = name.rpartition(".")[0]
+        if name.endswith("weight_packed"):  # nibbles along the input: the same words, transposed
+            tensors[f"{module}.qweight"] = value.T.contiguous()
+        elif name.endswith("weight_scale"):
+            tensors[f"{module}.scales"] = value.T.contiguous()
+            # Version 1 stores 8 - 1 = 7 for every zero point.
+            tensors[f"{module}.qzeros"] = torch.full((value.shape[1], value.shape[0] // 8), 0x77777777).int()
+        elif not name.endswith("weight_shape"):
+            tensors[name] = value
+    save_file(tensors, folder / "model.safetensors")
+    torch.testing.assert_close(our_logits(folder), our_logits(tmp_path / "ct"), rtol=0, atol=0)
+    assert quantize(folder, "--to", "int4-g32", "--out", tmp_path / "back") == 0
+    first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("ct", "back"))
+    assert first == second
+
+    for name in list(tensors):  # activation order: any other column order makes the linear dense, with a warning
+        if name.endswith("qweight"):
+            columns = tensors[name].shape[0] * 8
+            tensors[name.replace("qweight", "g_idx")] = (torch.arange(columns) // 32).flip(0).int()
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.warns(UserWarning, match="activation order"):
+        assert load_model(str(folder), device="cpu").card["linear_precisions"] == {"float32": 9}

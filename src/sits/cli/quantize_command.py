@@ -55,6 +55,7 @@ stay in 16 bits. A plan is a YAML file; every run writes the one it applied as s
     show_default=True,
     help="Of the tensors left dense and of the scales; auto keeps the model's own 16-bit dtype.",
 )
+@click.option("--device", default="auto", show_default=True, help="Where the arithmetic runs: auto, cpu or cuda.")
 @click.option("--out", required=True, type=click.Path(), help="Folder to write; must not exist.")
 @click.option("--quiet", is_flag=True, help="No progress, no summary.")
 def command(
@@ -64,6 +65,7 @@ def command(
     method: str | None,
     plan_path: str | None,
     dtype: str,
+    device: str,
     out: str,
     quiet: bool,
 ) -> None:
@@ -75,7 +77,7 @@ def command(
 
     plan = _plan(target, symmetric, method, plan_path)
     if quiet:
-        quantize_model(model, plan, out, dtype)
+        quantize_model(model, plan, out, dtype, device=device)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -93,7 +95,7 @@ def command(
         def show(done: int, total: int, name: str) -> None:
             bars.update(task, completed=done, total=total, description=name)
 
-        report = quantize_model(model, plan, out, dtype, show)
+        report = quantize_model(model, plan, out, dtype, show, device)
     _summary(report, out)
 
 

@@ -14,7 +14,7 @@ import torch
 import sits
 from sits.errors import InputError
 from sits.models.export import config_json, tokenizer_files
-from sits.models.loading.load import DTYPES, open_source
+from sits.models.loading.load import DTYPES, choose_device, open_source
 from sits.models.loading.resolve import ModelLocation, resolve
 from sits.models.loading.safetensors_source import SafetensorsSource
 from sits.models.loading.source import WeightSource
@@ -84,12 +84,18 @@ class QuantizationReport:
 
 
 def quantize_model(
-    name: str, plan: PrecisionPlan, out: str | Path, dtype: str = "auto", progress: Progress | None = None
+    name: str,
+    plan: PrecisionPlan,
+    out: str | Path,
+    dtype: str = "auto",
+    progress: Progress | None = None,
+    device: str = "auto",
 ) -> QuantizationReport:
     """Write ``out``, a folder that transformers, vLLM and SITS load.
 
-    ``dtype`` is that of the tensors left dense: ``auto`` keeps a 16-bit model's own and makes others float16. Every
-    user mistake is an ``InputError``; nothing is written in that case.
+    ``dtype`` is that of the tensors left dense: ``auto`` keeps a 16-bit model's own and makes others float16.
+    ``device`` does the arithmetic (``auto``: a CUDA device if there is one). Every user mistake is an ``InputError``;
+    nothing is written in that case.
     """
     check_writable(plan)
     location = resolve(name)
@@ -98,6 +104,7 @@ def quantize_model(
     linears = {tensor.removesuffix(".weight"): None for tensor in names if is_linear(tensor, source)}
     plan.check_names([*linears, "lm_head"])
     stored = choose_stored_dtype(dtype, source)
+    target = choose_device(device)
     report = QuantizationReport(
         name,
         source.weight_hash(),
@@ -122,7 +129,7 @@ def quantize_model(
             groups.setdefault(precision, []).append(module)
             if module == "lm_head":
                 ignored.remove("lm_head")
-            _write_quantized(source, tensor, precision, plan.method, stored, writer, report)
+            _write_quantized(source, tensor, precision, plan.method, stored, target, writer, report)
         if not groups:
             raise InputError("the plan leaves every linear dense: there is nothing to quantize")
         _write_files(location, source, config, groups, ignored, report, writer)
@@ -177,10 +184,10 @@ def choose_stored_dtype(dtype: str, source: WeightSource) -> torch.dtype:
     return torch.float16
 
 
-def _read(source: WeightSource, tensor: str) -> torch.Tensor:
+def _read(source: WeightSource, tensor: str, device: torch.device | str = "cpu") -> torch.Tensor:
     shape = source.shape(tensor)
     assert shape is not None
-    out = torch.empty(shape, dtype=torch.float32)
+    out = torch.empty(shape, dtype=torch.float32, device=device)
     source.read_checked(tensor, out)
     return out
 
@@ -204,13 +211,16 @@ def _write_quantized(
     precision: Precision,
     method: str,
     dtype: torch.dtype,
+    device: torch.device,
     writer: CheckpointWriter,
     report: QuantizationReport,
 ) -> None:
     module = tensor.removesuffix(".weight")
-    dense = _read(source, tensor)
+    dense = _read(source, tensor, device)
     try:
-        codes = reusable(source.stored_codes(tensor), precision, dtype) or quantize(dense, precision, method, dtype)
+        codes = reusable(source.stored_codes(tensor, device), precision, dtype) or quantize(
+            dense, precision, method, dtype
+        )
     except InputError as error:
         raise InputError(f"{tensor}: {error.message}", error.hint) from error
     tensors = int4_tensors(codes, dtype) if isinstance(codes, Int4Codes) else fp8_tensors(codes, dtype)

@@ -165,14 +165,14 @@ class GGUFSource(WeightSource):
                 target[order] = torch.arange(len(order))
                 rows.index_copy_(0, target[first : first + count].to(out.device), values.to(out))
 
-    def stored_codes(self, tensor: str) -> WeightCodes | None:
+    def stored_codes(self, tensor: str, device: torch.device | str = "cpu") -> WeightCodes | None:
         stored = self._locate(tensor)
         if stored is None or self.file.tensors[stored].type_name not in BLOCK_BYTES:
             return None
-        raw = torch.from_numpy(self.file.raw(stored).copy())
+        raw = torch.from_numpy(self.file.raw(stored).copy()).to(device)
         codes = codes_from_blocks(raw, self.file.tensors[stored].type_name)
         order = self.row_order(tensor)
-        return codes if order is None else codes.select(order)
+        return codes if order is None else codes.select(order.to(device))
 
     def row_order(self, tensor: str) -> torch.Tensor | None:
         """Stored row for each wanted row of a q or k projection, or None when the order is right already."""

@@ -51,9 +51,9 @@ def planned_format(plan: PrecisionPlan, keep_codes: bool = True) -> LinearFormat
         precision = plan.shared(plan_names(spec))
         if precision.kind == "dense":
             return None
-        stored = _stored(spec, source) if keep_codes else None
+        stored = _stored(spec, source, device) if keep_codes else None
         if isinstance(stored, Int4Codes) and _same_groups(stored, precision):
-            return weight_object(stored.to(device), _bias(spec, source, dtype, device))
+            return weight_object(stored, _bias(spec, source, dtype, device))
         wide = torch.float32 if device.type == "cpu" else dtype  # no rounding to the model's dtype in between
         weight, bias = read_dense(spec, source, wide, device)
         codes = quantize(weight, precision, plan.method, scale_dtype_for(dtype))
@@ -71,9 +71,9 @@ def _same_groups(stored: Int4Codes, precision: Precision) -> bool:
     return precision.kind == "int4" and stored.group_size == precision.group_size
 
 
-def _stored(spec: LinearSpec, source: WeightSource) -> WeightCodes | None:
+def _stored(spec: LinearSpec, source: WeightSource, device: torch.device) -> WeightCodes | None:
     """The linear in the checkpoint's own codes, parts stacked; None when any part is dense or they do not fit."""
-    parts = [source.stored_codes(f"{prefix}.weight") for prefix, _ in spec.parts]
+    parts = [source.stored_codes(f"{prefix}.weight", device) for prefix, _ in spec.parts]
     return None if any(part is None for part in parts) else stack([part for part in parts if part is not None])
 
 
@@ -91,10 +91,9 @@ def _bias(spec: LinearSpec, source: WeightSource, dtype: torch.dtype, device: to
 def _keep_stored(
     spec: LinearSpec, source: WeightSource, dtype: torch.dtype, device: torch.device
 ) -> LinearWeight | None:
-    stored = _stored(spec, source)
-    if stored is None:
+    codes = _stored(spec, source, device)
+    if codes is None:
         return None
-    codes = stored.to(device)
     rows = sum(rows for _, rows in spec.parts)
     if codes.shape != (rows, spec.in_features):
         raise InputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ class QuantizedSource(SafetensorsSource):
         super().__init__(folder)
         self.format = format_of(quantization_config)
         self._stored = _Stored(self)
+        self._warned = False
 
     def _module(self, tensor: str) -> str | None:
         module, _, kind = tensor.rpartition(".")
@@ -50,9 +52,15 @@ class QuantizedSource(SafetensorsSource):
         module = self._module(tensor)
         return super().shape(tensor) if module is None else self.format.shape(module, self._stored)
 
-    def stored_codes(self, tensor: str) -> WeightCodes | None:
+    def stored_codes(self, tensor: str, device: torch.device | str = "cpu") -> WeightCodes | None:
         module = self._module(tensor)
-        weight = None if module is None else self.format.read(module, self._stored)
+        weight = None if module is None else self.format.read(module, _Stored(self, device))
+        if isinstance(weight, torch.Tensor) and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self.name} is stored in activation order: such linears are held dense and need their full memory",
+                stacklevel=2,
+            )
         return None if isinstance(weight, torch.Tensor) else weight
 
     def read_into(self, tensor: str, out: torch.Tensor) -> None:
@@ -60,19 +68,19 @@ class QuantizedSource(SafetensorsSource):
         if module is None:
             super().read_into(tensor, out)
             return
-        weight = self.format.read(module, self._stored)
+        weight = self.format.read(module, _Stored(self, out.device))
         out.copy_(weight if isinstance(weight, torch.Tensor) else weight.dequantize())
 
 
 class _Stored:
-    """The tensors as they lie in the files, for the format's reader."""
+    """The tensors as they lie in the files, for the format's reader; they are read to ``device``."""
 
-    def __init__(self, source: SafetensorsSource):
+    def __init__(self, source: SafetensorsSource, device: torch.device | str = "cpu"):
         self._source = source
-        self._names = set(SafetensorsSource.names(source))
+        self._device = device
 
     def has(self, name: str) -> bool:
-        return name in self._names
+        return SafetensorsSource.shape(self._source, name) is not None
 
     def get(self, name: str) -> torch.Tensor:
-        return self._source.tensor(name)
+        return self._source.tensor(name).to(self._device)

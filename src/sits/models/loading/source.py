@@ -30,8 +30,11 @@ class WeightSource(ABC):
     def weight_hash(self) -> dict[str, str]:
         """How the card identifies these weights: ``sha256``, or ``fingerprint`` for files too large to hash."""
 
-    def stored_codes(self, tensor: str) -> WeightCodes | None:
-        """The tensor in its own quantised form (no loss) when it is stored as INT4 or FP8, else None."""
+    def stored_codes(self, tensor: str, device: torch.device | str = "cpu") -> WeightCodes | None:
+        """The tensor in its own quantised form (no loss) when it is stored as INT4 or FP8, else None.
+
+        The packed bytes go to ``device`` and are unpacked there.
+        """
         return None
 
     def has(self, tensor: str) -> bool:
