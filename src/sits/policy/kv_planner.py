@@ -171,6 +171,8 @@ def plan_decode(
     if context_lens:
         while tile > 32 and layout.kv_heads * sum(-(-length // tile) for length in context_lens) * 2 <= workers:
             tile //= 2
+        units = layout.kv_heads * sum(-(-length // tile) for length in context_lens)
+        workers = max(1, min(workers, units))  # a program without a tile only delays the next kernel
     return DecodePlan(tile, workers, 1, stages)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -40,17 +41,24 @@ class DecodeShape:
     splits: int  # 0, or the pieces every request is cut into under the static rule
 
 
-def decode_shape(plan: Any, head_dim: int, device: torch.device) -> DecodeShape:
+def decode_shape(
+    plan: Any, head_dim: int, device: torch.device, kv_heads: int = 0, longest: Sequence[int] = ()
+) -> DecodeShape:
     """From a plan with these attributes (``policy.kv_planner.DecodePlan``), or a rule for what it lacks.
 
-    Five stages keep two tiles of K and V in flight (the block table and the keys are a stage each); two programs of
-    that fit on a multiprocessor.
+    ``longest`` are the longest contexts the launch may see (host numbers; of a graph, its bucket's). They bound the
+    programs: one without a tile would only keep the next kernel from starting early. The same goes for the depth
+    of the load pipeline, which costs shared memory and pays only over several tiles.
     """
+    tile = getattr(plan, "tile", None) or (64 if head_dim <= 128 else 32)
+    most = 2 * _multiprocessors(device)
+    units = kv_heads * sum(-(-length // tile) for length in longest)
+    short = 0 < units <= most
     return DecodeShape(
-        getattr(plan, "tile", None) or (64 if head_dim <= 128 else 32),
-        getattr(plan, "workers", None) or 2 * _multiprocessors(device),
+        tile,
+        getattr(plan, "workers", None) or (max(1, units) if short else most),
         getattr(plan, "min_share", None) or 1,
-        getattr(plan, "stages", None) or 5,
+        getattr(plan, "stages", None) or (3 if short else 5),
         getattr(plan, "splits", None) or 0,
     )
 
@@ -65,6 +73,7 @@ def decode_attention(
     window: int = 0,
     plan: Any = None,
     out: torch.Tensor | None = None,
+    longest: Sequence[int] = (),
 ) -> torch.Tensor:
     """q[R, H, D], one token per request, over context_lens[R] cached tokens each -> [R, H, D].
 
@@ -75,7 +84,7 @@ def decode_attention(
     _, block_size, kv_heads, _ = k_cache.shape
     group = heads // kv_heads
     scaled = isinstance(k_cache, ScaledCache)
-    shape = decode_shape(plan, head_dim, q.device)
+    shape = decode_shape(plan, head_dim, q.device, kv_heads, longest)
     tile, workers, min_share = shape.tile, shape.workers, shape.min_share
     out = torch.empty_like(q) if out is None else out
     if not requests:
@@ -117,7 +126,7 @@ def attention(
     if decodes:
         decode_attention(
             q[:decodes], k_cache, v_cache, batch.context_lens[:decodes], batch.block_tables[:decodes], scale, window,
-            batch.plan, out[:decodes],
+            batch.plan, out[:decodes], batch.context_lens_host[:decodes],
         )  # fmt: skip
     if tokens > decodes:
         prefill_attention(q[decodes:], k_cache, v_cache, batch, scale, window, out[decodes:])

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from sits.kernels.triton.launch import begin
+from sits.kernels.triton.widen import widen
 
 LOG2E = 1.4426950408889634
 
@@ -60,7 +61,7 @@ def attend_tiles(
         # Masked loads give zeros: what lies in slots never written must not reach the product, NaN times 0 is NaN.
         k = tl.load(k_cache + place, mask=kv_mask, other=0.0)
         v = tl.load(v_cache + place, mask=kv_mask, other=0.0)
-        score = tl.dot(query, tl.trans(k.to(dtype)), input_precision="ieee") * scale
+        score = tl.dot(query, tl.trans(widen(k, dtype)), input_precision="ieee") * scale
         if SCALED:
             score *= tl.load(k_scale + slot, mask=valid, other=0.0).to(tl.float32)[None, :]
         score = tl.where(valid[None, :], score, float("-inf"))
@@ -70,7 +71,7 @@ def attend_tiles(
         total = total * fade + tl.sum(weight, 1)
         if SCALED:
             weight *= tl.load(v_scale + slot, mask=valid, other=0.0).to(tl.float32)[None, :]
-        mixed = mixed * fade[:, None] + tl.dot(weight.to(dtype), v.to(dtype), input_precision="ieee")
+        mixed = mixed * fade[:, None] + tl.dot(weight.to(dtype), widen(v, dtype), input_precision="ieee")
         best = new_best
     return best, total, mixed
 

@@ -18,7 +18,7 @@ from sits.kernels.attention_batch import AttentionBatch
 from sits.kernels.kv_cache import LARGEST, CacheTensor, ScaledCache
 from sits.kernels.triton.attention import decode_shape, workspace
 from sits.kernels.triton.decode_attention import LOG2E, attend_tiles, work_line
-from sits.kernels.triton.launch import begin, pdl_options
+from sits.kernels.triton.launch import pdl_options, prefetch, release_next, wait_previous
 from sits.kernels.triton.rope import rotate_rows, store_heads
 
 
@@ -43,9 +43,9 @@ def fused_decode_kernel(
     context_lens, block_tables, scale, window, requests, qkv_stride, cos_stride, half, table_stride, min_share,
     BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, TILE: tl.constexpr, BATCH: tl.constexpr, SCALED: tl.constexpr, LARGEST: tl.constexpr,
-    STAGES: tl.constexpr, PDL: tl.constexpr,
+    STAGES: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    begin(PDL)
+    release_next(PDL)
     worker = tl.program_id(0)
     index, lengths, firsts, tile_counts, ends = work_line(context_lens, window, requests, BATCH, TILE)
     units = tl.sum(tile_counts, 0) * KV_HEADS
@@ -73,7 +73,20 @@ def fused_decode_kernel(
         oldest = tl.where(window > 0, tl.maximum(length - window, 0), 0)
 
         token = request.to(tl.int64)
+        # Everything up to here, and the cache of earlier steps, was written before this step began: while the qkv
+        # projection still runs, the first tile comes into L2.
+        position = (first + tile_begin) * TILE + tl.arange(0, TILE)
+        cached = (position >= oldest) & (position < length - 1)
+        page = tl.load(block_tables + token * table_stride + position // BLOCK_SIZE, mask=cached, other=0).to(
+            tl.int64
+        )
+        line = ((page * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + head)[:, None] * D
+        line += tl.arange(0, LINES)[None, :] * (128 // (k_cache.dtype.element_ty.primitive_bitwidth // 8))
+        prefetch(k_cache + line, PDL)
+        prefetch(v_cache + line, PDL)
         angles = cos_sin + tl.load(positions + token) * cos_stride
+        slot = tl.load(slots + token)
+        wait_previous(PDL)
         packed = qkv + token * qkv_stride
         query = rotate_rows(
             packed + (head * GROUP + row)[:, None] * D, column, q_mask, in_group, angles, half, dtype
@@ -82,7 +95,6 @@ def fused_decode_kernel(
         total = tl.zeros([ROWS], tl.float32)
         mixed = tl.zeros([ROWS, BLOCK_D], tl.float32)
         if tile_end == tiles:
-            slot = tl.load(slots + token)
             mine = tl.where(slot >= 0, one, 1) == 0
             k_rows = packed + ((KV_HEADS * GROUP + head) * D + one)[:, None]
             k_new = rotate_rows(k_rows, column, in_head[None, :], one == 0, angles, half, dtype)
@@ -120,8 +132,8 @@ def fused_decode_kernel(
                 best = tl.full([ROWS], float("-inf"), tl.float32)
                 total = tl.zeros([ROWS], tl.float32)
                 mixed = tl.zeros([ROWS, BLOCK_D], tl.float32)
-                # In order of the workers, so the sum does not depend on who came last.
-                for start in range(first_worker, last_worker + 1, 2):
+                # In order of the workers, so the sum does not depend on who came last; four loads at a time.
+                for start in range(first_worker, last_worker + 1, 4):
                     best0, total0, values0 = load_part(
                         partial, partial_stats, start, line_begin, share, last_worker, row, column, q_mask, GROUP, D
                     )
@@ -138,11 +150,41 @@ def fused_decode_kernel(
                         GROUP,
                         D,
                     )
-                    new_best = tl.maximum(best, tl.maximum(best0, best1))
+                    best2, total2, values2 = load_part(
+                        partial,
+                        partial_stats,
+                        start + 2,
+                        line_begin,
+                        share,
+                        last_worker,
+                        row,
+                        column,
+                        q_mask,
+                        GROUP,
+                        D,
+                    )
+                    best3, total3, values3 = load_part(
+                        partial,
+                        partial_stats,
+                        start + 3,
+                        line_begin,
+                        share,
+                        last_worker,
+                        row,
+                        column,
+                        q_mask,
+                        GROUP,
+                        D,
+                    )
+                    new_best = tl.maximum(tl.maximum(best0, best1), tl.maximum(best2, best3))
+                    new_best = tl.maximum(best, new_best)
                     safe = tl.where(new_best == float("-inf"), 0.0, new_best)  # rows beyond the group
-                    fade, gain0, gain1 = tl.exp2(best - safe), tl.exp2(best0 - safe), tl.exp2(best1 - safe)
-                    total = total * fade + total0 * gain0 + total1 * gain1
+                    fade = tl.exp2(best - safe)
+                    gain0, gain1 = tl.exp2(best0 - safe), tl.exp2(best1 - safe)
+                    gain2, gain3 = tl.exp2(best2 - safe), tl.exp2(best3 - safe)
+                    total = total * fade + total0 * gain0 + total1 * gain1 + total2 * gain2 + total3 * gain3
                     mixed = mixed * fade[:, None] + values0 * gain0[:, None] + values1 * gain1[:, None]
+                    mixed += values2 * gain2[:, None] + values3 * gain3[:, None]
                     best = new_best
         if finished:
             result_row = (token * KV_HEADS + head) * GROUP + row
@@ -185,7 +227,7 @@ def fused_rope_attention(
     k_data, v_data = (k_cache.data, v_cache.data) if scaled else (k_cache, v_cache)
     k_scale, v_scale = (k_cache.scale, v_cache.scale) if scaled else (qkv, qkv)
     group = heads // kv_heads
-    shape = decode_shape(plan or batch.plan, head_dim, qkv.device)
+    shape = decode_shape(plan or batch.plan, head_dim, qkv.device, kv_heads, batch.context_lens_host)
     partial, stats = workspace(qkv.device, shape.workers, group, head_dim)
     rounded = triton.next_power_of_2(requests)
     fused_decode_kernel[(shape.workers,)](
@@ -195,6 +237,8 @@ def fused_rope_attention(
         shape.min_share,
         BLOCK_SIZE=batch.block_size, KV_HEADS=kv_heads, GROUP=group, ROWS=max(16, triton.next_power_of_2(group)),
         D=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), TILE=shape.tile, BATCH=rounded, SCALED=scaled,
-        LARGEST=LARGEST[k_cache.dtype] if scaled else 0.0, STAGES=shape.stages, num_warps=4, **pdl_options(qkv),
+        LARGEST=LARGEST[k_cache.dtype] if scaled else 0.0, STAGES=shape.stages,
+        LINES=triton.next_power_of_2(triton.cdiv(head_dim * k_data.element_size(), 128)),
+        num_warps=4, **pdl_options(qkv),
     )  # fmt: skip
     return out

@@ -20,18 +20,44 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 if INTERPRETED:  # the interpreter has no grid dependency control
 
     @triton.jit
-    def begin(PDL: tl.constexpr):
+    def release_next(PDL: tl.constexpr):
+        pass
+
+    @triton.jit
+    def wait_previous(PDL: tl.constexpr):
         pass
 
 else:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
     @triton.jit
-    def begin(PDL: tl.constexpr):
-        """First statement of a kernel: let the next kernel start, wait for the previous one."""
+    def release_next(PDL: tl.constexpr):
+        """Let the next kernel start; it waits by itself for this one's results."""
         if PDL:
             gdc_launch_dependents()
+
+    @triton.jit
+    def wait_previous(PDL: tl.constexpr):
+        """Wait until all earlier kernels have ended and their writes are visible; harmless when repeated."""
+        if PDL:
             gdc_wait()
+
+
+@triton.jit
+def begin(PDL: tl.constexpr):
+    """First statement of most kernels: let the next kernel start, wait for the previous one."""
+    release_next(PDL)
+    wait_previous(PDL)
+
+
+_PREFETCH = tl.constexpr("prefetch.global.L2 [$1]; mov.b32 $0, 0;")
+
+
+@triton.jit
+def prefetch(pointers, PDL: tl.constexpr):
+    """Ask for the cache lines at ``pointers`` to be brought into L2 (where dependent launch exists, else nothing)."""
+    if PDL:
+        tl.inline_asm_elementwise(_PREFETCH, "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @cache
