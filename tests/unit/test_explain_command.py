@@ -17,7 +17,7 @@ from sits.cli.explain_command import command
 from sits.errors import InputError
 from sits.spec.events import Event
 from sits.spec.records import RequestRecord, write_records
-from sits.spec.result import Environment, Figure, LoadPoint, Result, Target, save_result
+from sits.spec.result import Environment, Figure, LoadPoint, Result, Target, load_result, save_result
 from sits.traffic.profile_trace import read_trace
 
 CARD = {
@@ -120,6 +120,21 @@ def test_an_endpoint_is_a_black_box_but_is_explained(tmp_path):
     assert "the endpoint is slower than this card's prediction" in text or "about as fast as predicted" in text
     bare = write_run(tmp_path / "bare", None, card={})
     assert "give --model" in invoke(bare)
+
+
+def test_an_endpoints_own_queue_is_named(tmp_path):
+    run = write_run(tmp_path / "run", None, **{"throughput.output": Figure(value=100.0, unit="tok/s")})
+    result = load_result(run)
+    result.points[0].server = {"queue_mean": 12.0, "running_mean": 7.9, "running_max": 8.0, "kv_use_max": 0.2}
+    save_result(result, run)
+    text = invoke(run, "--gpu", "H200")
+    assert "First: the server's running batch is capped at 8" in text
+    result.points[0].server["kv_use_max"] = 0.99
+    save_result(result, run)
+    document = json.loads(invoke(run, "--gpu", "H200", "--json"))
+    assert document["findings"][0]["code"] == "kv_pool_full"
+    queue = next(p for p in document["waterfall"]["pieces"] if p["name"] == "queue")
+    assert queue["measured_ms"] == pytest.approx(120.0)  # Little's law: 12 waiting / 100 tokens per second
 
 
 def test_wrong_input_says_what_to_do(tmp_path):

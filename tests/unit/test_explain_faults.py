@@ -171,6 +171,16 @@ def test_steps_without_shapes_stay_one_piece():
     assert any("--model" in note for note in explanation.notes)
 
 
+def test_a_log_whose_beginning_was_lost_is_still_explained():
+    """The ring keeps the newest events: requests that began before are members of steps, but nobody's prefill."""
+    events = simulate(Setup(requests=12, scheduler_ms=6.0, spacing_ms=60.0))
+    explanation = explain_events(events[len(events) // 2 :], RunContext(get_shape("llama-3-8b"), get_card("H200")))
+    assert explanation.findings[0].code == "scheduler"
+    assert piece(explanation, "unattributed") == 0
+    with pytest.raises(InputError, match="no request"):
+        explain_events(events[-30:], RunContext())
+
+
 def test_a_log_without_steps_is_refused():
     with pytest.raises(InputError, match="no complete step"):
         read_run([Event(0, 1, EventKind.ARRIVAL, "r")])

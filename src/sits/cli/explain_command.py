@@ -128,12 +128,12 @@ def _explain_one(
     from sits.errors import InputError
     from sits.spec.result import load_records
     from sits.telemetry.engine_counters import required_gbps
+    from sits.traffic.explain_records import explain_records
     from sits.traffic.explain_run import (
         add_engine_estimate,
         add_ratios,
         choose_point,
         explain_events,
-        explain_records,
     )
 
     point = choose_point(result, index)

@@ -36,7 +36,11 @@ class StepCost:
 
 def fit_step_cost(steps: Sequence[StepRecord]) -> StepCost | None:
     """Least squares with Huber weights over decode-only steps; None with fewer than 8 of them."""
-    rows = [(len(s.contexts), float(sum(s.contexts)), s.execute_ms) for s in steps if s.contexts and not s.prefill]
+    rows = [
+        (len(s.contexts), float(sum(s.contexts)), s.execute_ms)
+        for s in steps
+        if s.contexts and not (s.prefill or s.partial)
+    ]
     if len(rows) < 8:
         return None
     data = np.array(rows)

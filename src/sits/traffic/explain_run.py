@@ -1,13 +1,9 @@
-"""An explanation of a run: from its result, its event log (where the engine was ours) and a profiler trace.
-
-Without an event log (an endpoint) the engine is a black box: the time per token as the client saw it stands
-beside the prediction, and what the prediction does not explain is named as such.
-"""
+"""An explanation of a run: from its result, its event log (where the engine was ours) and a profiler trace."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +11,6 @@ import numpy as np
 
 from sits.errors import InputError
 from sits.spec.events import Event
-from sits.spec.records import RequestRecord
 from sits.spec.result import LoadPoint, Result
 from sits.traffic.advice import suggest, switched_execution, vision_switch
 from sits.traffic.attribution import decode_waterfall
@@ -23,7 +18,7 @@ from sits.traffic.capacity import roofline_points
 from sits.traffic.cards import HardwareCard
 from sits.traffic.execution_split import PIECES, fit_step_cost
 from sits.traffic.explain_prediction import describe_step
-from sits.traffic.explanation import Explanation, Finding, Piece, SlowRequest, Tail, Waterfall
+from sits.traffic.explanation import Explanation, Switch, Waterfall
 from sits.traffic.findings import RunFacts, find_causes
 from sits.traffic.latency_causes import first_token_tail, token_gap_tail
 from sits.traffic.model_shape import ModelShape
@@ -112,7 +107,7 @@ def explain_events(
     run = read_run(events, *(window or (0, None)))
     if only is not None and not set(only).isdisjoint(run.requests):
         run.requests = {name: track for name, track in run.requests.items() if name in only}
-    if window is not None and not any(track.token_ns for track in run.requests.values()):
+    if not any(track.token_ns for track in run.requests.values()):
         raise InputError("no request of the load point is in the event log", "The log's ring may have been too small")
     waterfall = decode_waterfall(
         run, context.shape, context.precision, context.card, context.efficiency, profile, context.devices
@@ -129,7 +124,7 @@ def explain_events(
         waterfall=waterfall,
         findings=find_causes(waterfall, facts),
         tails=[tail for tail in (first_token_tail(run, cost), token_gap_tail(run, cost)) if tail is not None],
-        notes=_notes(context, waterfall),
+        notes=context_notes(context, waterfall),
     )
     step = mean_step(run, context)
     if step is not None:
@@ -177,90 +172,7 @@ def mean_step(run: RunLog, context: RunContext) -> Step | None:
     return Step.decode(max(1, batch), mean, context.precision or StepPrecision(), context.devices)
 
 
-def explain_records(
-    records: Sequence[RequestRecord], point: LoadPoint, context: RunContext, subject: str = "endpoint"
-) -> Explanation:
-    """Explain a run without an event log, from what the client saw. Raises ``InputError`` without token times."""
-    good = [record for record in records if record.ok and record.phase == "measure" and record.point == point.index]
-    gaps, contexts = [], []
-    for record in good:
-        tokens = record.output_tokens
-        if len(record.chunk_times_ns) > 1 and tokens > 1:
-            gaps.append((record.chunk_times_ns[-1] - record.chunk_times_ns[0]) / (tokens - 1) / 1e6)
-            contexts.append((record.prompt_tokens or 0) + tokens // 2)
-    if not gaps:
-        raise InputError("no request of this load point has two tokens", "explain needs streamed answers")
-    total = float(np.mean(gaps))
-    batch = _mean_in_flight(good)
-    step = Step.decode(batch, round(float(np.mean(contexts))), context.precision or StepPrecision(), context.devices)
-    pieces = [Piece("client_gap", total, 0.0, None, "client")]
-    findings = [Finding("black_box", "the target is a black box", "no event log and no shapes or card", 0.0)]
-    limit = predicted_ms = None
-    explanation = Explanation("measured", subject, "", "", describe_step(step))
-    if context.shape is not None and context.card is not None:
-        prediction = predict_step(context.shape, step, context.card, context.efficiency)
-        limits, left = prediction.limit_pieces(), total
-        pieces = []
-        for name, ms in prediction.pieces().items():
-            measured = min(ms, left)
-            left -= measured
-            if measured > 0:
-                pieces.append(Piece(name, measured, limits.get(name, 0.0), ms, "model"))
-        pieces.append(Piece("unattributed", left, 0.0, 0.0, "by subtraction", "engine, network, everything else"))
-        limit, predicted_ms = prediction.limit_ms, prediction.step_ms
-        explanation.basis = prediction.origin
-        explanation.roofline = roofline_points(prediction, context.card)
-        explanation.switches = suggest(context.shape, step, context.card, context.efficiency, (total, 0.0))
-        findings = [
-            Finding(
-                "slower_than_predicted" if left > 0.2 * total else "as_predicted",
-                "the endpoint is slower than this card's prediction" if left > 0.2 * total else
-                "the endpoint is about as fast as predicted for this card",
-                f"{total:.2f} ms per token at {batch} in flight; "
-                f"{predicted_ms:.2f} predicted, {limit:.2f} at the roofline",
-                left,
-                "look at the server's own queue and step times; run it under sits serve for an event log",
-            )
-        ]  # fmt: skip
-    explanation.model = context.shape.name if context.shape else "unknown shapes"
-    explanation.card = context.card.name if context.card else "unknown card"
-    explanation.waterfall = Waterfall(total, pieces, sum(r.output_tokens for r in good), limit, predicted_ms).sort()
-    explanation.findings = findings
-    explanation.tails = _record_tails(good)
-    explanation.notes = [
-        "no event log: phases inside the server are not visible",
-        *_notes(context, explanation.waterfall),
-    ]
-    return explanation
-
-
-def _mean_in_flight(records: Sequence[RequestRecord]) -> int:
-    """Mean number of requests that were decoding at once, from their own times."""
-    spans = [
-        (r.t_due + r.chunk_times_ns[0], r.t_due + r.chunk_times_ns[-1]) for r in records if len(r.chunk_times_ns) > 1
-    ]
-    busy = max(end for _, end in spans) - min(start for start, _ in spans)
-    return max(1, round(sum(end - start for start, end in spans) / busy)) if busy > 0 else 1
-
-
-def _record_tails(records: Sequence[RequestRecord]) -> list[Tail]:
-    timed = [(record.chunk_times_ns[0] / 1e6, record) for record in records if record.chunk_times_ns]
-    values = np.array([value for value, _ in timed])
-    p50, p99 = (float(np.percentile(values, q, method="inverted_cdf")) for q in (50, 99))
-    slow = sorted((pair for pair in timed if pair[0] >= p99), key=lambda pair: -pair[0])[:5]
-    late = "client" if any((r.t_sent - r.t_due) / 1e6 > 0.5 * value for value, r in slow) else "server"
-    rows = [
-        SlowRequest(
-            record.request_id, value, late,
-            "it was sent late by the load generator" if late == "client" else "inside the server",
-            {"sent_late": (record.t_sent - record.t_due) / 1e6},
-        )
-        for value, record in slow
-    ]  # fmt: skip
-    return [Tail("ttft", p50, p99, len(values), {}, rows)]
-
-
-def _notes(context: RunContext, waterfall: Waterfall) -> list[str]:
+def context_notes(context: RunContext, waterfall: Waterfall) -> list[str]:
     notes = []
     if context.shape is None:
         notes.append("the model card has no shapes: give --model for the roofline")
@@ -300,8 +212,6 @@ def compare_after(
     if before.waterfall is None or after.waterfall is None:
         return
     start, end = _step_time(before.waterfall), _step_time(after.waterfall)
-    from sits.traffic.explanation import Switch
-
     execution = _execution_time(before.waterfall)
     expected = start - execution + switched_execution(execution, *predicted) if predicted else end
     done = Switch(

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+import numpy as np
+
 from sits.traffic.cards import HardwareCard
 from sits.traffic.execution_split import StepCost
 from sits.traffic.explanation import Finding, Piece, Waterfall
@@ -175,14 +177,14 @@ def _queue(pieces: dict[str, Piece], facts: RunFacts) -> Finding | None:
 
 
 def _waiting_while_capped(run: RunLog) -> tuple[int, int, float]:
-    """(decode steps with a queue, the most common batch among them, the share that ran exactly that many)."""
-    waits = sorted(
-        (track.arrival_ns, track.first_scheduled_ns) for track in run.requests.values() if track.first_scheduled_ns
-    )
-    sizes: Counter[int] = Counter()
-    for step in run.steps:
-        if any(arrival < step.scheduled_ns < first for arrival, first in waits if arrival < step.begin_ns):
-            sizes[len(step.members)] += 1
+    """(steps with a queue, the largest batch among them, the share of them that ran exactly that many)."""
+    tracks = [track for track in run.requests.values() if track.first_scheduled_ns]
+    arrived = np.sort(np.array([track.arrival_ns for track in tracks], dtype=np.int64))
+    entered = np.sort(np.array([track.first_scheduled_ns for track in tracks], dtype=np.int64))
+    decided = np.array([step.scheduled_ns or step.begin_ns for step in run.steps], dtype=np.int64)
+    # waiting when a step was decided: came before it, and was not part of it
+    waiting = np.searchsorted(arrived, decided, "left") - np.searchsorted(entered, decided, "right")
+    sizes = Counter(len(step.members) for step, count in zip(run.steps, waiting) if count > 0)
     total = sum(sizes.values())
     if not total:
         return 0, 0, 0.0

@@ -31,6 +31,7 @@ class StepRecord:
     contexts: list[int] = field(default_factory=list)
     prefill: list[tuple[int, int]] = field(default_factory=list)
     members: set[str] = field(default_factory=set)
+    partial: bool = False  # a member whose beginning the log no longer has: its context is unknown
 
     @property
     def execute_ms(self) -> float:
@@ -155,8 +156,11 @@ def read_run(events: Iterable[Event], since_ns: int = 0, until_ns: int | None = 
         for name, count, before in pending.get(step.name, ()):
             step.members.add(name)
             track = requests.get(name)
+            if track is None:
+                step.partial = True
+                continue
             # A decode recomputes nothing: one token, after the prompt is in the cache.
-            if count == 1 and track is not None and _had_token(track, step.begin_ns):
+            if count == 1 and _had_token(track, step.begin_ns):
                 step.contexts.append(before)
             else:
                 step.prefill.append((count, before))
