@@ -99,7 +99,8 @@ def _server_queue(point: LoadPoint) -> Finding | None:
     evidence = f"{waiting:.1f} requests waited on average"
     if isinstance(full, (int, float)) and full >= 0.9:
         return Finding(
-            "kv_pool_full", "requests wait because the server's KV pool is full", f"{evidence}; KV use {full:.0%}", cost,
+            "kv_pool_full", "requests wait because the server's KV pool is full",
+            f"{evidence}; KV use {full:.0%}", cost,
             "INT8 or FP8 KV, INT4 weights (room for KV), or more devices",
         )  # fmt: skip
     if isinstance(running, (int, float)) and isinstance(most, (int, float)) and most and running >= 0.9 * most:
