@@ -220,7 +220,7 @@ def test_conversations_keep_their_caller_and_their_order() -> None:
 
     turns = Turns(Lengths.parse("8"), Lengths.parse("2"), vocab_size=100)
     for load in (
-        Load("open", arrivals=Arrivals.parse("constant", 100.0), requests=4),
+        Load("open", arrivals=Arrivals.parse("constant", 100.0), requests=12),
         Load("closed", concurrency=2, requests=12),
     ):
         options = RunOptions(ramp=False, fill=False, tolerance=10)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from sits.report.endpoint import search_lines
 from sits.report.format import (
-    ROWS,
+    duration,
     figure_text,
     hardware_text,
     number,
+    percent,
     point_label,
+    row_label,
     shown_rows,
     spread_text,
     status_text,
@@ -48,6 +51,8 @@ def print_scorecard(result: Result, stream: TextIO) -> None:
         at = next((point for point in result.points if point.index == result.knee), None)
         if at is not None:
             console.print(f"Knee: {point_label(at)} gives the most throughput per unit of latency.")
+    for line in [*search_lines(result), *_client_line(result)]:
+        console.print(_safe(line))
     console.print(f"Status: [{_STYLE[result.status]}]{short}[/] ({meaning})")
     _print_warnings(console, result)
 
@@ -67,7 +72,7 @@ def _table(result: Result, points: Sequence[LoadPoint]) -> object:
             figure = point.metrics.get(key)
             spread = spread_text(key, figure)
             cells.append(figure_text(key, figure) + (f" [dim]{_safe(spread)}[/]" if spread else ""))
-        table.add_row(ROWS[key][0], *cells)
+        table.add_row(row_label(key, list(points)), *cells)
     table.add_row("Requests", *(_requests(point) for point in points))
     table.add_row("Measured", *(f"{number(point.duration_s)} s" for point in points))
     return table
@@ -77,6 +82,21 @@ def _requests(point: LoadPoint) -> str:
     counts = point.requests
     failed = counts.get("error", 0) + counts.get("timeout", 0)
     return f"{counts.get('ok', 0)} ok" + (f", [red]{failed} failed[/]" if failed else "")
+
+
+def _client_line(result: Result) -> list[str]:
+    """How much of the figures is the load generator itself; only where that was measured."""
+    health = [point.client for point in result.points if point.client.cpu_share is not None]
+    if not health:
+        return []
+    words = [f"{percent(max(one.cpu_share or 0.0 for one in health))} of a core"]
+    lag = max((one.loop_lag_p99_ms or 0.0 for one in health), default=0.0)
+    slip = max((one.slip_p99_ms or 0.0 for one in health), default=0.0)
+    words += [f"loop lag p99 {duration(lag)}", f"late by {duration(max(0.0, slip))} (p99)"]
+    overhead = health[0].calibration.get("overhead_p50_ms")
+    if overhead is not None:
+        words.append(f"adds about {duration(overhead)} to a TTFT")
+    return ["Load generator: " + ", ".join(words)]
 
 
 def _workload(result: Result) -> str:

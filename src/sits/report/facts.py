@@ -92,7 +92,11 @@ def server_and_hardware(result: Result) -> str:
     parts = []
     for point in result.points:
         if point.server:
-            facts = [(name.replace("_", " "), _value(value)) for name, value in sorted(point.server.items())]
+            facts = [
+                (name.replace("_", " "), _value(value))
+                for name, value in sorted(point.server.items())
+                if name != "timeline"
+            ]
             parts.append(f"<details><summary>{escape(point_label(point))}</summary>{fact_table(facts)}</details>")
     return f'<h2>Inside the target</h2><div class="card">{"".join(parts)}</div>' if parts else ""
 

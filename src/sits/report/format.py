@@ -14,6 +14,7 @@ ROWS: dict[str, tuple[str, str]] = {
     "throughput.requests": ("Requests/s", "answers per second in the steady window"),
     "ttft.p50": ("TTFT p50", "time to first token, median"),
     "ttft.p99": ("TTFT p99", "time to first token, 99th percentile"),
+    "ttft_visible.p50": ("TTFT visible p50", "time to the first token a reader sees, after any reasoning"),
     "itl.p50": ("ITL p50", "time between tokens, median"),
     "itl.p99": ("ITL p99", "time between tokens, 99th percentile"),
     "tpot.p50": ("TPOT p50", "mean time per token of a request, median"),
@@ -29,6 +30,16 @@ ROWS: dict[str, tuple[str, str]] = {
     "traffic_efficiency": ("Traffic efficiency", "required / observed bytes"),
     "energy_per_token": ("Energy", "joules per output token"),
 }
+CHUNKED = 1.05  # tokens a chunk from which gaps inside chunks are only shares of a chunk's time
+
+
+def row_label(key: str, points: list[LoadPoint]) -> str:
+    """The label of a row; gaps between chunks of several tokens are not called gaps between tokens."""
+    label = ROWS[key][0]
+    per_chunk = key.startswith("itl.") and any(point.tokens_per_chunk > CHUNKED for point in points)
+    return f"{label} (per chunk)" if per_chunk else label
+
+
 _PERCENT = {"error_rate", "attainment", "mabu.required", "mabu.observed"}
 
 
@@ -116,8 +127,18 @@ def shown_rows(points: list[LoadPoint]) -> list[str]:
             continue
         if key == "error_rate" and not any(values):
             continue
+        if key == "ttft_visible.p50" and not any(_later(point) for point in points):
+            continue
         keys.append(key)
     return keys
+
+
+def _later(point: LoadPoint) -> bool:
+    """Does the first visible token come clearly after the first of any kind?"""
+    visible, first = point.metrics.get("ttft_visible.p50"), point.metrics.get("ttft.p50")
+    if visible is None or first is None or visible.value is None or first.value is None:
+        return False
+    return visible.value > 1.01 * first.value
 
 
 _ALWAYS = {"throughput.output", "ttft.p50", "ttft.p99", "itl.p50", "itl.p99", "tltb", "tail_inflation"}

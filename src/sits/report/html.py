@@ -8,7 +8,7 @@ from importlib.resources import files
 
 import numpy as np
 
-from sits.report import facts, plots
+from sits.report import endpoint, facts, plots
 from sits.report.explain_bandwidth import bandwidth_plot
 from sits.report.explain_html import render_fragment
 from sits.report.format import (
@@ -18,6 +18,7 @@ from sits.report.format import (
     interval_text,
     number,
     point_label,
+    row_label,
     shown_rows,
     status_text,
     target_text,
@@ -107,7 +108,7 @@ def _kpis(point: LoadPoint, several: bool) -> str:
         interval = interval_text(key, figure)
         small = f"95%: {interval}" if interval else (figure.reason or "")
         cards.append(
-            f'<div class="kpi"><dt>{ROWS[key][0]}</dt><dd>{figure_text(key, figure)}'
+            f'<div class="kpi"><dt>{row_label(key, [point])}</dt><dd>{figure_text(key, figure)}'
             f"<small>{escape(small)}</small></dd></div>"
         )
     where = f'<p class="sub">At {escape(point_label(point))}, the knee of the sweep:</p>' if several else ""
@@ -120,6 +121,7 @@ def _body(result: Result, records: Sequence[RequestRecord], table: bool = True) 
         columns = [("", point, result) for point in result.points]
         parts.append(f'<h2>Load levels</h2><div class="card scroll">{_table(columns)}</div>')
         parts.append(facts.interval_note())
+    parts += [endpoint.search_section(result), endpoint.parts_section(result)]
     if len(result.points) > 1:
         curve = plots.Curve(result.target.name, result.points, result.knee)
         parts.append(f'<h2>Latency against throughput</h2><div class="card">{plots.frontier_plot([curve])}')
@@ -135,6 +137,7 @@ def _body(result: Result, records: Sequence[RequestRecord], table: bool = True) 
         parts.append(f'<div class="card scroll">{render_fragment(explanation)}</div>')
     parts.append(facts.trust(result))
     parts.append(facts.server_and_hardware(result))
+    parts.append(endpoint.server_timelines(result))
     parts.append(facts.environment(result))
     parts.append(facts.definitions(result))
     return "".join(parts)
@@ -148,7 +151,7 @@ def _table(columns: Sequence[tuple[str, LoadPoint, Result]]) -> str:
         heads.append(f'<th scope="col">{escape(name) + "<br>" if name else ""}{label}</th>')
     rows = []
     for key in shown_rows([point for _, point, _ in columns]):
-        label, meaning = ROWS[key]
+        label, meaning = row_label(key, [point for _, point, _ in columns]), ROWS[key][1]
         cells = []
         for _, point, _ in columns:
             figure = point.metrics.get(key)
