@@ -183,7 +183,7 @@ def main() -> None:
             # A fresh server for each, so that `after` counts from this tool's first request.
             with mock_process(f"ttft={TTFT_MS},itl={ITL_MS}") as url:
                 outcome, reported = TOOLS[name](url, out, rate, requests, model, work)
-            outcome["tail"] = re.sub(r"\\x1b\\[[0-9;]*m", "", outcome["tail"]) if outcome["exit_code"] else ""
+            outcome["tail"] = re.sub(r"\x1b\[[0-9;]*m", "", outcome["tail"]) if outcome["exit_code"] else ""
             rows.setdefault(case, {})[name] = {"process": outcome, "reported": reported}
             print(case, name, outcome["exit_code"], outcome["wall_s"], reported, flush=True)
     body = {"truth": {"ttft_ms": TTFT_MS, "itl_ms": ITL_MS}, "scheduling": scheduling, "versions": VERSIONS}
