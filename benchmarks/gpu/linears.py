@@ -15,6 +15,7 @@ from _common import DEVICE, Report, graph_milliseconds
 from sits.kernels import fp8_linear, int4_linear, tuning
 from sits.kernels.fp8 import quantize_rows
 from sits.kernels.triton.activation import quantize_fp8
+from sits.kernels.tuning.measure import can_run
 from sits.quant.int4 import Int4Codes
 
 MODELS = {
@@ -26,7 +27,7 @@ MODELS = {
 def add_options(parser):
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 128, 256])
-    parser.add_argument("--kernels", nargs="+", default=["cuda", "humming", "triton", "fp8", "dense"])
+    parser.add_argument("--kernels", nargs="+", default=["cuda", "humming", "triton", "dense", "fp8", "cublas"])
     parser.add_argument("--dtype", default="bfloat16")
 
 
@@ -39,11 +40,11 @@ def random_codes(rows, columns):
 def make_weights(kernel, shape, dtype):
     """Enough copies of a weight for 300 MB, in a kernel's layout, and the bytes one use reads."""
     rows, columns = shape
-    per_weight = {"fp8": 1.0, "dense": 2.0}.get(kernel, 0.5625)
+    per_weight = {"fp8": 1.0, "cublas": 2.0}.get(kernel, 0.5625)
     copies = max(2, min(16, int(3e8 // (rows * columns * per_weight)) + 1))
     made = []
     for _ in range(copies):
-        if kernel == "dense":
+        if kernel == "cublas":
             made.append(torch.randn(rows, columns, device=DEVICE, dtype=dtype))
         elif kernel == "fp8":
             made.append(quantize_rows(torch.randn(rows, columns, device=DEVICE, dtype=dtype)))
@@ -53,7 +54,7 @@ def make_weights(kernel, shape, dtype):
 
 
 def apply(kernel, x, weight):
-    if kernel == "dense":
+    if kernel == "cublas":
         return torch.nn.functional.linear(x, weight)
     if kernel == "fp8":
         q, scale = quantize_fp8(x)
@@ -61,17 +62,14 @@ def apply(kernel, x, weight):
     if kernel == "humming":
         return int4_linear.humming.linear(x, weight)
     if kernel == "cuda":
-        return int4_linear._gemv().int4_gemv(x, weight)
+        return int4_linear._own().small_linear(x, weight, None)
+    if kernel == "dense":
+        return int4_linear._own().dense_linear(x, weight, None)
     return int4_linear.portable.int4_linear(x, weight)
 
 
 def usable(kernel, batch):
-    if kernel == "cuda":
-        gemv = int4_linear._gemv()
-        return gemv is not None and batch <= gemv.MAX_ROWS
-    if kernel == "humming":
-        return int4_linear.humming.available()
-    return kernel != "triton" or batch <= 64
+    return kernel in ("fp8", "cublas") or can_run(kernel, batch)
 
 
 @torch.inference_mode()
@@ -106,7 +104,7 @@ def main():
                         print(model, name, kernel, batch, str(error)[:200])
                         continue
                     total[kernel, batch] += milliseconds * layers
-                    if kernel not in ("fp8", "dense"):
+                    if kernel not in ("fp8", "cublas"):
                         times[batch][kernel] = milliseconds
                     report.row(f"linear/{model}/{name}/{kernel}/b{batch}", "ms", milliseconds, None, None, nbytes)
                 del weights

@@ -281,3 +281,24 @@ def test_fp8_linear(dtype):
     for rows in (1, 3, 16, 257):
         x = randn(rows, 384, dtype=dtype)
         close(weight.apply(x), wanted(x.float(), weight, None), 1e-2)
+
+
+@pytest.mark.parametrize("role", ["", "gate_up_proj"])
+@pytest.mark.parametrize("zero", ["symmetric", "float"])
+def test_int4_prompts_at_the_fp8_rate(role, zero, monkeypatch):
+    from sits.kernels.triton import int4_fp8
+    from sits.quant.int4_linear import Int4Weight
+
+    weight = Int4Weight.from_dense(torch.randn(544, 448, device=DEVICE) * 0.05, group_size=32, zero=zero)
+    weight.role = role
+    dense = weight.dequantize().double()
+    weight.prepack()
+    packed = weight.packed.layouts.get("cuda")
+    if packed is None:
+        pytest.skip("no tensor-core layout on this card")
+    q, scale = int4_fp8.make_fp8(packed)
+    close(q.double() * scale.double()[:, None], dense, 4e-2)
+    monkeypatch.setenv("SITS_INT4_PREFILL", "fp8")
+    x = randn(1500, 448, dtype=packed.dtype)
+    assert int4_fp8.wanted(1500, packed)
+    close(int4_fp8.fp8_linear(x, packed, None), x.double() @ dense.T, 6e-2)

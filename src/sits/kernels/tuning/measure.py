@@ -11,6 +11,7 @@ import torch
 from sits.kernels import int4_linear
 
 COLD_BYTES = 300_000_000  # rotated through, so that no launch finds its weight in the L2 cache
+KERNELS = ("cuda", "humming", "dense", "triton")
 PORTABLE_LIMIT = 64  # rows above which the portable kernel never wins and takes long to time
 
 
@@ -54,19 +55,20 @@ def time_shape(
     rows, columns = shape
     copies = max(2, min(16, int(COLD_BYTES // (rows * columns * 0.5625)) + 1))
     times: dict[int, dict[str, float]] = {batch: {} for batch in batches}
-    probe = int4_linear.PackedForCuda({}, object, shape, group_size)
-    for name in ("cuda", "humming", "triton"):
-        wanted = [
-            batch
-            for batch in batches
-            if name in probe.usable(batch, dtype) and (name != "triton" or batch <= PORTABLE_LIMIT)
-        ]
+    for name in KERNELS:
+        wanted = [batch for batch in batches if can_run(name, batch)]
         if not wanted:
             continue
         weights = []
         for _ in range(copies):
             layout = int4_linear.make_layout(name, codes_of(rows, columns, group_size), dtype)
-            weights.append(int4_linear.PackedForCuda({_key(name, dtype): layout}, object, shape, group_size))
+            if layout is None:
+                break
+            key = {"humming": f"humming-{dtype}", "dense": "cuda"}.get(name, name)
+            weights.append(int4_linear.PackedForCuda({key: layout}, object, shape, group_size))
+        if len(weights) < copies:
+            report(f"{rows}x{columns} {name}: cannot hold this weight")
+            continue
         for batch in wanted:
             x = torch.randn(batch, columns, device="cuda", dtype=dtype)
 
@@ -84,5 +86,13 @@ def time_shape(
     return times
 
 
-def _key(name: str, dtype: torch.dtype) -> str:
-    return f"humming-{dtype}" if name == "humming" else name
+def can_run(name: str, batch: int) -> bool:
+    """Whether a kernel is there and worth timing at this batch."""
+    own = int4_linear._own()
+    if name == "cuda":
+        return own is not None and batch <= own.MAX_BATCH
+    if name == "dense":
+        return own is not None and batch >= 64
+    if name == "humming":
+        return int4_linear.humming.available()
+    return batch <= PORTABLE_LIMIT
