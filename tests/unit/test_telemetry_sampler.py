@@ -15,7 +15,7 @@ from sits.telemetry.peak import resolve_peak
 from sits.telemetry.prometheus_text import write_metrics
 from sits.telemetry.sampler import Sampler
 from sits.telemetry.samples import BandwidthSample, BaseCollector, Capability, Peak, Reading
-from sits.telemetry.session import TelemetrySession, TelemetryWindow
+from sits.telemetry.session import TelemetrySession, TelemetryWindow, settled
 
 
 class Fake(BaseCollector):
@@ -151,6 +151,12 @@ def test_idle_neighbour_is_left_out_of_observed_and_peak():
     window = TelemetryWindow(samples=rows, peaks={"a": Peak(100.0, "driver"), "b": Peak(100.0, "driver")})
     assert window.observed_gbps() == pytest.approx(30.0)  # weighted by window length
     assert window.peak_gbps() == 100.0
+
+
+def test_windows_that_still_show_the_load_before_are_left_out():
+    rows = [BandwidthSample(250_000_000 * k, 250_000_000, "a", float(k)) for k in range(1, 6)]
+    assert [row.observed_gbps for row in settled(rows, 0)] == [2.0, 3.0, 4.0, 5.0]  # the first began at 0
+    assert settled(rows[:2], 0) == rows[:2]  # too few to choose from
 
 
 def test_session_where_nothing_is_readable():

@@ -15,6 +15,10 @@ from sits.telemetry.sampler import Sampler
 from sits.telemetry.samples import BandwidthSample, Capability, Collector, Peak, Reading
 
 _IDLE_SHARE = 0.01
+_LAG_NS = (
+    150_000_000  # GPM is late by up to this (measured): what follows a change of load still shows the one before
+)
+_FEW_WINDOWS = 3
 FLAG_ABOVE = 1.10  # required over observed beyond this: cache reuse, or the required estimate is wrong
 
 
@@ -129,6 +133,16 @@ class TelemetryWindow:
         return [sample.with_required(mean, source).to_dict() for sample in self.samples]
 
 
+def settled(samples: list[BandwidthSample], started_ns: int) -> list[BandwidthSample]:
+    """Without the windows that began before the counter could show this load; all of them where there are few."""
+    found = []
+    for device in sorted({sample.device for sample in samples}):
+        rows = [sample for sample in samples if sample.device == device]
+        late = [row for row in rows if row.timestamp_ns - row.window_ns >= started_ns + _LAG_NS]
+        found += late if len(rows) > _FEW_WINDOWS else rows
+    return sorted(found, key=lambda sample: sample.timestamp_ns)
+
+
 def timed_rows(rows: list[dict[str, Any]], started_ns: int) -> list[dict[str, Any]]:
     """Sample rows with ``s``: seconds since a monotonic moment, for plots beside other timelines."""
     wall = time.time_ns() - time.monotonic_ns()
@@ -193,7 +207,7 @@ class TelemetrySession:
         window = TelemetryWindow(
             started_ns=self._wall_ns,
             duration_s=duration,
-            samples=sampler.samples(self._wall_ns, ended),
+            samples=settled(sampler.samples(self._wall_ns, ended), self._wall_ns),
             readings=sampler.readings(),
             energy_j={d: energy[d] - before for d, before in self._energy.items() if energy.get(d, -1) >= before},
             peaks=peaks,
