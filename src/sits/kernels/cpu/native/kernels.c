@@ -16,6 +16,7 @@
 #define INLINE static inline __attribute__((always_inline))
 #define EXPORT __attribute__((visibility("default")))
 #define MAX_TOKENS 8    /* accumulators of a tile: rows x tokens <= 16 */
+#define AHEAD 8192      /* bytes, measured: 4 to 16 KiB read a third faster than none */
 #define MAX_GROUPS 1024 /* groups of 32 columns in a quantised row */
 
 typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
@@ -200,6 +201,19 @@ INLINE void tile(const weight_t *w, const float *x, long first, int rows, int to
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
             vec low, high;
+            /* The hardware prefetcher stops at each 4 KiB page: ask for the bytes some lines ahead. */
+            long next = (first + r) * w->columns + group * 32;
+            const char *ahead = (const char *)w->data + AHEAD;
+            if (kind == 0) {
+                __builtin_prefetch(ahead + next * 4);
+                __builtin_prefetch(ahead + next * 4 + 64);
+            } else if (kind == 1) {
+                __builtin_prefetch(ahead + next * 2);
+            } else if (kind == 2) {
+                if (!(group & 3)) __builtin_prefetch(ahead + next / 2);
+            } else if (!(group & 1)) {
+                __builtin_prefetch(ahead + next);
+            }
             expand(w, (first + r) * w->columns + group * 32, kind >= 2 ? scales[r][group] : 0,
                    kind == 2 ? minimums[r][group] : 0, kind, &low, &high);
 #pragma GCC unroll 8
