@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def iter_records(path: Path) -> Iterator[RequestRecord]:
                 yield _decoder.decode(line)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist", "It is written beside result.json by sits bench") from None
-    except (OSError, EOFError, gzip.BadGzipFile, msgspec.DecodeError) as error:
+    except (OSError, EOFError, zlib.error, msgspec.DecodeError) as error:
         raise InputError(f"{path} is damaged: {error}", "Run the benchmark again") from None
 
 
