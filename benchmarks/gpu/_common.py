@@ -130,6 +130,7 @@ class Report:
         text += f"   {peer_name} {peer:.4f}" if peer is not None else ""
         text += f"   {more}" if more else ""
         print(text, flush=True)
+        self.save()  # a run stopped half-way keeps what it measured
 
     def save(self) -> None:
         """Write ``<out>/<name>.json`` whole or not at all."""
