@@ -19,7 +19,7 @@ def test_list_for_cuda_shows_the_triton_kernels_and_the_choices_of_int4():
     result = CliRunner().invoke(command, ["list", "--device", "cuda"])
     assert result.exit_code == 0, result.output
     assert "triton, reference" in result.output
-    assert "measured, triton, humming, cuda, reference" in result.output
+    assert "measured, triton, humming, cuda, dense, reference" in result.output
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,12 @@ def test_tune_without_a_gpu_says_so():
     result = CliRunner().invoke(command, ["tune"])
     assert isinstance(result.exception, InputError)
     assert "CUDA device" in str(result.exception)
+
+
+def test_fused_decode_attention_is_chosen_and_steps_aside_for_the_ablation_switch(monkeypatch):
+    from sits.kernels.ops import LayerOps
+
+    assert LayerOps("cuda").chosen["rope_decode_attention"] == "triton"
+    assert "rope_decode_attention" not in LayerOps("cpu").chosen
+    monkeypatch.setenv("SITS_KERNELS", "rope_kv_write=reference")
+    assert "rope_decode_attention" not in LayerOps("cuda").chosen

@@ -112,8 +112,9 @@ class LlamaModel:
         for index, layer in enumerate(self.layers):
             k_cache, v_cache = kv_cache[index]
             qkv = layer.qkv_proj.apply(hidden)
-            q = ops.rope_kv_write(qkv, self.cos_sin, k_cache, v_cache, batch, heads, kv_heads, head_dim)
-            mixed = ops.attention(q, k_cache, v_cache, batch, scale, config.window(index)).flatten(1)
+            mixed = ops.rope_attention(
+                qkv, self.cos_sin, k_cache, v_cache, batch, heads, kv_heads, head_dim, scale, config.window(index)
+            ).flatten(1)
             if index == last:
                 # Past the last KV write only the wanted rows matter: a prompt needs one of them.
                 mixed = mixed.index_select(0, logits_rows)

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from sits.kernels.attention_batch import AttentionBatch
 from sits.kernels.kv_cache import LARGEST, CacheTensor, ScaledCache
+from sits.kernels.registry import register
 from sits.kernels.triton.attention import decode_shape, workspace
 from sits.kernels.triton.decode_attention import LOG2E, attend_tiles, work_line
 from sits.kernels.triton.launch import pdl_options, prefetch, release_next, wait_previous
@@ -199,6 +200,7 @@ def _arrivals(device: torch.device, count: int) -> torch.Tensor:
     return torch.zeros(count, dtype=torch.int32, device=device)
 
 
+@register("rope_decode_attention", "triton", devices=("cuda",), priority=10)
 def fused_rope_attention(
     qkv: torch.Tensor,
     cos_sin: torch.Tensor,
