@@ -83,6 +83,15 @@ def test_wrong_options(dtype, device, text):
         load_model("synthetic:tiny", dtype=dtype, device=device)
 
 
+def test_a_model_larger_than_memory_is_refused_before_it_is_built(monkeypatch):
+    import psutil
+
+    full = psutil.virtual_memory()._replace(available=10**9)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: full)
+    with pytest.raises(InputError, match=r"needs 282\.2 GB of memory in float32, 1\.0 GB are free"):
+        load_model("synthetic:llama-3-70b", device="cpu")
+
+
 def test_a_file_that_is_no_model(tmp_path):
     path = tmp_path / "weights.bin"
     path.write_bytes(b"x")

@@ -103,6 +103,8 @@ def load_model(
     target_dtype = choose_dtype(dtype, target)
     source, config = open_source(location)
     linear_format = linear_format or linear_format_for(quantization, source)
+    if target.type == "cpu" and linear_format is None:
+        _check_memory(name, config, target_dtype)
     from sits.models.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(location, source, config)
@@ -119,6 +121,19 @@ def load_model(
     card = make_card(location, source, model)
     card["load_s"] = round(time.monotonic() - started, 3)
     return LoadedModel(model, config, tokenizer, card, location)
+
+
+def _check_memory(name: str, config: ModelConfig, dtype: torch.dtype) -> None:
+    """Refuse a dense model that main memory cannot hold: Linux would end the process without a word."""
+    import psutil
+
+    needed, free = config.parameters() * dtype.itemsize, psutil.virtual_memory().available
+    if needed > free:
+        raise InputError(
+            f"{name} needs {needed / 1e9:.1f} GB of memory in {str(dtype).removeprefix('torch.')}, "
+            f"{free / 1e9:.1f} GB are free",
+            "Use a smaller dtype, INT4 weights, or synthetic:...?layers=N",
+        )
 
 
 def make_card(location: ModelLocation, source: WeightSource, model: LlamaModel) -> dict[str, Any]:
