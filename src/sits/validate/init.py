@@ -30,6 +30,8 @@ def write_initial(config: Path, results: list[Path]) -> str:
     found = results or _find_results(base)
     if found:
         loaded = [LoadedResult(path) for path in found]
+        if not loaded[0].result.points:
+            raise InputError(f"{found[0]} measured nothing", "Run the benchmark again, or name another with --result")
         text = _for_result(loaded[0], _shown(found[0], base))
         about = f"from {found[0]}: bounds are {_HEADROOM - 1:.0%} above what was measured there"
     else:

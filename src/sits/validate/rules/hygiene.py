@@ -107,7 +107,7 @@ def kv_watermark(context: Context, settings: Settings) -> Iterable[Finding]:
     preempted_limit = float(settings.get("max_preemptions", 0.05))
     for loaded, point in over_points(context, settings):
         scope = context.scope(loaded, point)
-        use = gauge(point.server, "kv_use", "kv_usage", "kv_cache_usage")
+        use = gauge(point.server, "kv_use_max", "kv_use", "kv_usage", "kv_cache_usage")
         preemptions = gauge(point.server, "preemptions", "preempted")
         requests = point.requests.get("ok", 0)
         if use is None and preemptions is None:

@@ -98,9 +98,9 @@ def warm_up(context: Context, settings: Settings) -> Iterable[Finding]:
     for loaded in context.results:
         result, scope = loaded.result, context.scope(loaded)
         done = sum(max(0, point.requests.get("warmup", 0)) for point in result.points)
-        rounds = result.warmup.get("requests", result.warmup.get("sent"))
-        if isinstance(rounds, (int, float)) and math.isfinite(rounds):
-            done = max(done, int(rounds))
+        lengths = result.warmup.get("lengths")  # one warm-up prompt each
+        if isinstance(lengths, list):
+            done = max(done, len(lengths))
         if not result.points:
             yield Finding(Outcome.NO_DATA, "the result has no load point", scope=scope)
             continue
