@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sits.kernels.triton.launch import begin
+from sits.kernels.triton.launch import begin, release_next, wait_previous
 from sits.kernels.triton.widen import widen
 
 LOG2E = 1.4426950408889634
@@ -84,7 +84,7 @@ def decode_kernel(
     BLOCK_D: tl.constexpr, TILE: tl.constexpr, BATCH: tl.constexpr, SCALED: tl.constexpr, STAGES: tl.constexpr,
     SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    begin(PDL)
+    wait_previous(PDL)
     worker = tl.program_id(0)
     index, lengths, firsts, tile_counts, ends = work_line(context_lens, window, requests, BATCH, TILE)
     units = tl.sum(tile_counts, 0) * KV_HEADS
@@ -139,6 +139,7 @@ def decode_kernel(
             tl.store(partial_stats + partial_row * 2, best, mask=in_group)
             tl.store(partial_stats + partial_row * 2 + 1, total, mask=in_group)
         unit += tile_end - tile_begin
+    release_next(PDL)
 
 
 @triton.jit

@@ -46,7 +46,6 @@ def fused_decode_kernel(
     BLOCK_D: tl.constexpr, TILE: tl.constexpr, BATCH: tl.constexpr, SCALED: tl.constexpr, LARGEST: tl.constexpr,
     STAGES: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    release_next(PDL)
     worker = tl.program_id(0)
     index, lengths, firsts, tile_counts, ends = work_line(context_lens, window, requests, BATCH, TILE)
     units = tl.sum(tile_counts, 0) * KV_HEADS
@@ -192,6 +191,7 @@ def fused_decode_kernel(
             result = mixed / total[:, None]
             tl.store(out + result_row[:, None] * D + column[None, :], result.to(dtype), mask=q_mask)
         unit += tile_end - tile_begin
+    release_next(PDL)
 
 
 @cache

@@ -32,7 +32,11 @@ else:
 
     @triton.jit
     def release_next(PDL: tl.constexpr):
-        """Let the next kernel start; it waits by itself for this one's results."""
+        """Let the next kernel start; it waits by itself for this one's results.
+
+        Short kernels do so first. One that fills the card does so last: programs placed while it still holds its
+        multiprocessors would go wherever there is room, several on one and none on another.
+        """
         if PDL:
             gdc_launch_dependents()
 
