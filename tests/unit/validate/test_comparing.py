@@ -269,3 +269,14 @@ def test_compare_refuses_wrong_input(workshop: Any, arguments: list[str]) -> Non
     workshop.run("old", requests=20)
     workshop.run("new", requests=20)
     assert run_command(command, "sits compare", arguments) == 2
+
+
+def test_millions_of_gaps_are_looked_up_as_they_would_be_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sits.spec import compare
+
+    rng = np.random.default_rng(7)
+    values = np.exp(rng.normal(2, 0.3, 70_000)).astype(np.float32)
+    other = np.sort(np.log(np.exp(rng.normal(2, 0.3, 4096))))
+    quick = compare._placements(values, other, 0.05)
+    monkeypatch.setattr(compare, "_TABLE", 1 << 30)
+    assert np.abs(quick - compare._placements(values, other, 0.05)).max() < 2e-3
