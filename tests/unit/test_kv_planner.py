@@ -121,9 +121,16 @@ def test_tiles_fit_twice_in_a_multiprocessor(head_dim, kv_bytes, kilobytes):
 
 
 def test_short_contexts_get_shorter_tiles():
-    assert plan_decode(H200, LLAMA70, [131072]).tile == 64
+    assert plan_decode(H200, LLAMA70, [8192]).tile == 64
     assert plan_decode(H200, LLAMA70, [512]).tile == 32
     assert plan_decode(H200, LLAMA70).tile == 64
+
+
+def test_long_contexts_get_more_and_smaller_programs():
+    plan = plan_decode(H200, LLAMA70, [131072])
+    assert (plan.tile, plan.workers, plan.stages) == (32, 3 * 132, 5)
+    eight_bit = plan_decode(H200, HeadLayout(64, 8, 128, 1), [131072])
+    assert (eight_bit.tile, eight_bit.workers, eight_bit.stages) == (64, 2 * 132, 3)
 
 
 def test_block_size_follows_the_mean_context():

@@ -41,6 +41,9 @@ class HeadLayout:
         return 1 << (self.head_dim - 1).bit_length()
 
 
+LONG_SHARE = 16  # tiles of 64 a program from which more, smaller programs win
+
+
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
     """What a decode attention launch is given: see ``kernels.triton.attention.decode_shape``."""
@@ -159,15 +162,21 @@ def splits_per_request(plan: DecodePlan, context_lens: Sequence[int], kv_heads: 
 
 
 def plan_decode(
-    device: DeviceLimits, layout: HeadLayout, context_lens: Sequence[int] | None = None, stages: int = 5
+    device: DeviceLimits, layout: HeadLayout, context_lens: Sequence[int] | None = None, stages: int | None = None
 ) -> DecodePlan:
-    """The plan of a decode step: equal shares of the line of tiles for two programs per multiprocessor.
+    """The plan of a decode step: equal shares of the line of tiles for two or three programs per multiprocessor.
 
-    ``context_lens`` (what is known when a graph is captured) only shortens the tile when there are fewer tiles than
-    programs, so that short contexts still use the whole device. Lengths at replay may be any.
+    ``context_lens`` is what is known when a graph is captured; lengths at replay may be any. Fewer tiles than programs
+    shorten the tile, so that short contexts still use the whole device. With many tiles a program (16-bit values),
+    three programs on tiles of half the size hide more latency than two (measured on H200: 84 against 75 % of the read
+    peak on a ragged batch). 8-bit values are bound by instructions, where a shallow pipeline costs least.
     """
+    stages = stages or (3 if layout.kv_bytes == 1 else 5)
     tile = tile_size(device, layout, stages)
     workers = 2 * device.multiprocessors
+    tiles = layout.kv_heads * sum(-(-length // tile) for length in context_lens or ())
+    if tile == 64 and layout.kv_bytes > 1 and tiles >= LONG_SHARE * workers:
+        return DecodePlan(32, 3 * device.multiprocessors, 1, stages)
     if context_lens:
         while tile > 32 and layout.kv_heads * sum(-(-length // tile) for length in context_lens) * 2 <= workers:
             tile //= 2
