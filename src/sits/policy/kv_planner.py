@@ -167,9 +167,9 @@ def plan_decode(
     """The plan of a decode step: equal shares of the line of tiles for two or three programs per multiprocessor.
 
     ``context_lens`` is what is known when a graph is captured; lengths at replay may be any. Fewer tiles than
-    programs shorten the tile, so that short contexts still use the whole device. With many tiles a program (16-bit values),
-    three programs on tiles of half the size hide more latency than two (measured on H200: 84 against 75 % of the read
-    peak on a ragged batch). 8-bit values are bound by instructions, where a shallow pipeline costs least.
+    programs shorten the tile, so that short contexts still use the whole device. With many tiles a program (16-bit
+    values), three programs on tiles of half the size hide more latency than two (measured on H200: 84 against 75 %
+    of the read peak on a ragged batch). 8-bit values are bound by instructions, where a shallow pipeline costs least.
     """
     stages = stages or (3 if layout.kv_bytes == 1 else 5)
     tile = tile_size(device, layout, stages)
