@@ -16,7 +16,7 @@ TARGETS = ("int4-g32", "int4-g64", "int4-g128", "fp8")
 EPILOG = """\b
 Examples:
   sits quantize smollm2-135m --to int4-g32 --out smollm2-int4
-  sits quantize meta-llama/Meta-Llama-3-8B --to int4-g128 --asymmetric --method hqq --out llama3-8b-int4
+  sits quantize meta-llama/Meta-Llama-3-8B --to int4-g128 --asymmetric --out llama3-8b-int4
   sits quantize ./model --plan plan.yaml --out ./model-mixed
   sits quantize ./gptq-model --to int4-g128 --out ./converted      (keeps the GPTQ codes)
 
@@ -43,7 +43,7 @@ stay in 16 bits. A plan is a YAML file; every run writes the one it applied as s
 @click.option(
     "--method",
     type=click.Choice(("rtn", "hqq")),
-    help="rtn rounds to nearest; hqq refines each group's grid (slower, lower error).  [default: rtn]",
+    help="rtn rounds to nearest; hqq refines each group's grid (slower, lower weight error, not always a better model).  [default: rtn]",
 )
 @click.option(
     "--plan", "plan_path", type=click.Path(dir_okay=False), help="YAML file with a precision for each layer."
