@@ -43,7 +43,7 @@ stay in 16 bits. A plan is a YAML file; every run writes the one it applied as s
 @click.option(
     "--method",
     type=click.Choice(("rtn", "hqq")),
-    help="rtn rounds to nearest; hqq refines each group's grid: slower, lower weight error, not always a better model "
+    help="rtn rounds to nearest; hqq refines each group's grid: slower, less weight error, not always a better model "
     "(see docs/quantization.md).  [default: rtn]",
 )
 @click.option(
