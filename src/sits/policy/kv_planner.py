@@ -41,7 +41,7 @@ class HeadLayout:
         return 1 << (self.head_dim - 1).bit_length()
 
 
-LONG_SHARE = 16  # tiles of 64 a program from which more, smaller programs win
+LONG_CONTEXT = 32768  # tokens from which more, smaller programs were measured to win
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,15 +167,14 @@ def plan_decode(
     """The plan of a decode step: equal shares of the line of tiles for two or three programs per multiprocessor.
 
     ``context_lens`` is what is known when a graph is captured; lengths at replay may be any. Fewer tiles than
-    programs shorten the tile, so that short contexts still use the whole device. With many tiles a program (16-bit
+    programs shorten the tile, so that short contexts still use the whole device. With long contexts (16-bit
     values), three programs on tiles of half the size hide more latency than two (measured on H200: 84 against 75 %
     of the read peak on a ragged batch). 8-bit values are bound by instructions, where a shallow pipeline costs least.
     """
     stages = stages or (3 if layout.kv_bytes == 1 else 5)
     tile = tile_size(device, layout, stages)
     workers = 2 * device.multiprocessors
-    tiles = layout.kv_heads * sum(-(-length // tile) for length in context_lens or ())
-    if tile == 64 and layout.kv_bytes > 1 and tiles >= LONG_SHARE * workers:
+    if tile == 64 and layout.kv_bytes > 1 and max(context_lens or (0,)) >= LONG_CONTEXT:
         return DecodePlan(32, 3 * device.multiprocessors, 1, stages)
     if context_lens:
         while tile > 32 and layout.kv_heads * sum(-(-length // tile) for length in context_lens) * 2 <= workers:

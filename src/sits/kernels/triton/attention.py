@@ -53,7 +53,7 @@ def decode_shape(
     tile = getattr(plan, "tile", None) or (64 if head_dim <= 128 else 32)
     most = 2 * _multiprocessors(device)
     units = kv_heads * sum(-(-length // tile) for length in longest)
-    short, long = 0 < units <= most, tile == 64 and units >= 16 * most
+    short, long = 0 < units <= most, tile == 64 and max(longest, default=0) >= 32768
     if long and plan is None:  # the planner's rule for long contexts
         return DecodeShape(32, 3 * _multiprocessors(device), 1, 5, 0)
     return DecodeShape(
