@@ -100,6 +100,16 @@ def test_duration_ends_on_time_and_answers_in_flight_still_count() -> None:
     assert len(outcome.convergence.rounds) == 3
 
 
+def test_a_slow_target_gets_longer_rounds_not_empty_ones() -> None:
+    # An answer takes 0.25 s, a third of the duration 0.1 s.
+    load = Load("closed", concurrency=1, duration_s=0.3)
+    outcome = run("ttft=100,itl=50", load, RunOptions(tolerance=10))
+    assert outcome.convergence.status == "converged", outcome.convergence
+    assert phases(outcome)["measure"] >= 3
+    silent = run("ttft=2000,itl=0", load, RunOptions(tolerance=10, drain_s=0.1))
+    assert silent.convergence.status == "not_converged"
+
+
 def test_open_loop_is_due_on_schedule_whatever_the_target_does() -> None:
     arrivals = Arrivals.parse("poisson", 200.0)
     load = Load("open", arrivals=arrivals, requests=60)

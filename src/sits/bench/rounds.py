@@ -34,6 +34,11 @@ class Rounds:
         """Is there a level to settle at, and can this many requests be split into rounds?"""
         return self.steady_load and (self.requests is None or self.requests >= self.rounds)
 
+    @property
+    def answers(self) -> int:
+        """Answers seen in the present round, as far as they are counted."""
+        return len(self._ttft)
+
     def quota(self) -> int:
         """Requests after which the present plan of rounds is complete (count mode)."""
         assert self.requests is not None

@@ -24,6 +24,8 @@ from sits.spec.records import CANCELLED, ERROR, OK, TIMEOUT, RequestRecord
 from sits.spec.result import Convergence
 
 _BACK_OFF_AFTER = 8
+_ANSWERS_A_ROUND = 2
+_LONGEST_ROUND = 4  # times its planned share
 _BACK_OFF_S = 0.05  # pause of a closed-loop caller while everything fails, so that a dead target is not hammered
 
 
@@ -254,15 +256,23 @@ class PointRunner:
         self._tell_callers()
 
     async def _keep_time(self, start: int) -> None:
-        """Ends rounds by the clock."""
+        """Ends rounds by the clock. A round waits for its first answers, so that a slow target is not judged on none;
+        one that still has none after four times its share ends all the same."""
         self.live.started_ns = start
         assert self.load.duration_s is not None
         count = self.options.rounds
         part = round(self.load.duration_s * 1e9 / count)
+        begins = [start]
         while self._sending:
-            number = len(self.rounds.values) + 1
-            await self._timer.sleep_until(start + number * part)
-            self._window_start = start + max(0, number - count) * part
+            latest = begins[-1] + _LONGEST_ROUND * part
+            await self._timer.sleep_until(begins[-1] + part)
+            waited = False
+            while self._sending and self.rounds.answers < _ANSWERS_A_ROUND and time.monotonic_ns() < latest:
+                waited = True
+                await self._timer.sleep_until(min(latest, time.monotonic_ns() + part // 20))
+            # On time to the nanosecond unless it was stretched: rounds must not drift with timer jitter.
+            begins.append(begins[-1] + part if not waited else time.monotonic_ns())
+            self._window_start = begins[max(0, len(begins) - 1 - count)]
             self._end_round()
 
     def _stop_sending(self) -> None:

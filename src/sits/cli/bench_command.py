@@ -121,7 +121,9 @@ def _without_overridden(context: click.Context, values: dict[str, Any]) -> dict[
     if typed("concurrency") and not typed("arrival"):
         values["arrival"] = None
     if values["model"] is not None and typed("model"):
-        values |= {"served_model": None, "api_key_env": None, "header": (), "api": "chat"}
+        # What was typed stays, so that it is refused rather than ignored.
+        defaults = {"served_model": None, "api_key_env": None, "header": (), "api": "chat"}
+        values |= {name: default for name, default in defaults.items() if not typed(name)}
     return values
 
 
