@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--name", default="client_big_run", help="file under benchmarks/results")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, mock_process("ttft=0,itl=0") as url:
         command = [sys.executable, "-m", "sits.cli.main", "bench", "--endpoint", url, "--warmup", "none"]
@@ -62,7 +63,7 @@ def main() -> None:
     point = result["points"][0]
     measured = point["duration_s"]
     save(
-        "client_big_run",
+        arguments.name,
         {
             "bars": {
                 "memory_under_1_gb": usage.ru_maxrss * 1024 < BAR_BYTES,

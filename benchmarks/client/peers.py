@@ -148,13 +148,14 @@ TOOLS: dict[str, Callable[..., tuple[dict[str, Any], dict[str, Any]]]] = {
     "guidellm": guidellm,
     "aiperf": aiperf,
 }
-# name -> (rate, requests, model): what is asked of every tool.
+# name -> (rate, requests, script of the server): what is asked of every tool. The first requests of a faulty server
+# are answered, so that a tool that probes gets as far as measuring.
 CASES = {
-    "poisson_50": (50.0, 500, "mock"),
-    "short_32": (100.0, 32, "mock"),
-    "multi_token": (20.0, 100, "mock:multi_token,ttft=20,itl=5"),
-    "error_midstream": (20.0, 40, "mock:error_midstream,ttft=20,itl=5,after=4"),
-    "http_500": (20.0, 40, "mock:http_500,after=4"),
+    "poisson_50": (50.0, 400, "normal"),
+    "short_32": (100.0, 32, "normal"),
+    "multi_token": (20.0, 60, "multi_token"),
+    "error_midstream": (20.0, 40, "error_midstream,after=4"),
+    "http_500": (20.0, 40, "http_500,after=4"),
 }
 
 
@@ -177,12 +178,12 @@ def main() -> None:
             )
     scheduling = "SCHED_RR" if arguments.real_time and real_time() else "normal"
     rows: dict[str, Any] = {}
-    for case, (rate, requests, model) in CASES.items():
+    for case, (rate, requests, script) in CASES.items():
         for name in tools:
             out = work / "runs" / f"{case}-{name}-{time.time_ns()}"
             # A fresh server for each, so that `after` counts from this tool's first request.
-            with mock_process(f"ttft={TTFT_MS},itl={ITL_MS}") as url:
-                outcome, reported = TOOLS[name](url, out, rate, requests, model, work)
+            with mock_process(f"{script},ttft={TTFT_MS},itl={ITL_MS}") as url:
+                outcome, reported = TOOLS[name](url, out, rate, requests, "mock", work)
             outcome["tail"] = re.sub(r"\x1b\[[0-9;]*m", "", outcome["tail"]) if outcome["exit_code"] else ""
             rows.setdefault(case, {})[name] = {"process": outcome, "reported": reported}
             print(case, name, outcome["exit_code"], outcome["wall_s"], reported, flush=True)

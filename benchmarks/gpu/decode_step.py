@@ -74,13 +74,17 @@ def device_milliseconds(llm, rows):
 
 
 def step_bytes(llm, batch, context):
-    """Weights but the embedding table, and the KV of every request."""
+    """Weights but the embedding table, and the KV of every request. Of an INT4 weight held in several orders (one for
+    small batches, one for larger), a step reads one."""
     model = llm.model
     config = model.config
     table = model.embedding.numel() * model.embedding.element_size()
     per_token = sum(k.nbytes + v.nbytes for k, v in llm.core.runner.kv_cache)
     per_token /= llm.core.runner.num_blocks * llm.options.block_size
     weights = model.weight_bytes() - (0 if config.tied_embeddings else table)
+    for _, linear in model.linears():
+        copies = [sum(t.nbytes for t in order.tensors()) for order in getattr(linear.packed, "layouts", {}).values()]
+        weights -= sum(copies[1:])
     return weights + batch * context * per_token
 
 

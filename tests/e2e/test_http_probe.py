@@ -113,6 +113,7 @@ def test_prompts_differ_from_the_first_word_on_except_for_the_shared_prefix():
 def test_notes_tell_what_limits_the_figures():
     assert any("no usage" in note for note in opened("no_usage")[0].notes)
     assert any("does not stream" in note for note in opened("not_stream")[0].notes)
+    assert any("redirected" in note for note in opened("redirect")[0].notes)
     info, *_ = opened(settings={"models": ("a", "b")})
     assert info.name == "a"
     assert any("2 models" in note for note in info.notes)

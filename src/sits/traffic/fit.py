@@ -132,6 +132,7 @@ def fit_all(rows: Sequence[MeasuredStep], files: Sequence[Path], kind: str) -> d
             "efficiency": {**asdict(efficiency), "origin": f"fitted on {len(dense)} dense rows of {key} ({kind})"},
             "error": summary(relative_errors(dense, efficiency)),
             "error_leave_one_out": summary(leave_one_out(dense)),
+            "error_by_other_fits": {},
             "sources": {path.name: fingerprint(path) for path in files if path.name in {row.source for row in mine}},
             "rows": [
                 {"case": row.case, "ms": row.ms, "error": round(float(error), 4)} for row, error in zip(mine, errors)
@@ -140,11 +141,26 @@ def fit_all(rows: Sequence[MeasuredStep], files: Sequence[Path], kind: str) -> d
     return entries
 
 
+def cross_check(entries: dict[str, Any], rows: Sequence[MeasuredStep]) -> None:
+    """Add to each entry how well the *other* engines' fits of its card predict its dense rows: rows never seen."""
+    fits = {key: Efficiency(**entry["efficiency"]) for key, entry in entries.items()}
+    for key, entry in entries.items():
+        mine = [row for row in rows if row.key == key and row.dense]
+        for other, efficiency in fits.items():
+            if other != key and other.split("/")[0] == key.split("/")[0] and mine:
+                entry["error_by_other_fits"][other] = summary(relative_errors(mine, efficiency))
+
+
 def main(arguments: Sequence[str]) -> None:
     """``RESULTS_FOLDER [EARLIER_FOLDER]`` -> rewrite ``fitted.json`` beside this module."""
     entries: dict[str, Any] = {}
+    all_rows: list[MeasuredStep] = []
     for folder, kind in zip(map(Path, arguments), ("result", "earlier measurement")):
-        entries = {**fit_all(read_results(folder), sorted(folder.rglob("*.json")), kind), **entries}
+        rows = read_results(folder)
+        fresh = fit_all(rows, sorted(folder.rglob("*.json")), kind)
+        all_rows += [row for row in rows if row.key not in entries]
+        entries = {**fresh, **entries}
+    cross_check(entries, all_rows)
     target = Path(__file__).with_name("fitted.json")
     target.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
     for key, entry in entries.items():

@@ -30,6 +30,11 @@ def error_tables(table: Mapping[str, Any]) -> str:
             f"| {key} | {entry['kind']} | {seen['rows']} | {seen['median']:.1%} | {seen['worst']:.1%} "
             f"| {unseen['median']:.1%} | {unseen['worst']:.1%} |"
         )
+    crossed = [(key, other, e) for key, entry in table.items() for other, e in entry["error_by_other_fits"].items()]
+    if crossed:
+        lines += ["", "Rows of one engine predicted by the fit of another, which never saw them:", ""]
+        lines += ["| rows of | fit of | rows | median | worst |", "| --- | --- | --- | --- | --- |"]
+        lines += [f"| {k} | {o} | {e['rows']} | {e['median']:.1%} | {e['worst']:.1%} |" for k, o, e in crossed]
     for key, entry in table.items():
         sources = ", ".join(f"`{name}` ({digest})" for name, digest in entry["sources"].items())
         lines += ["", f"**{key}** ({entry['kind']}; {sources})", "", "| case | measured ms | predicted ms | error |"]

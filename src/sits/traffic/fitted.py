@@ -11,7 +11,7 @@ from sits.traffic.cards import HardwareCard
 from sits.traffic.predict import CPU_EFFICIENCY, Efficiency, scaled
 
 FILE = Path(__file__).with_name("fitted.json")
-_ORDER = ("sits", "vllm")  # our own engine first: that is what a user runs here
+_ORDER = ("sits", "vllm", "runner")  # our own engine first: that is what a user runs here
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sits.errors import InputError
-from sits.traffic.model_shape import ModelShape, get_shape
+from sits.traffic.model_shape import ModelShape, cut_to, get_shape
 from sits.traffic.operators import Step
 from sits.traffic.precision import StepPrecision, weight_bytes
 
@@ -107,6 +107,9 @@ def _rows(document: dict[str, Any], source: str) -> Iterable[MeasuredStep]:
     for row in document["rows"]:
         if not isinstance(row, dict) or card is None:
             continue
+        if isinstance(row.get("ms_per_step"), (int, float)) and str(row.get("case", "")).startswith("traffic/"):
+            yield from _runner_row(row, card, source)
+            continue
         scale = {"ms": 1.0, "ms/step": 1.0, "s": 1000.0}.get(str(row.get("unit", "ms")))
         parsed = parse_case(str(row.get("case", "")))
         if scale is None or parsed is None:
@@ -120,6 +123,16 @@ def _rows(document: dict[str, Any], source: str) -> Iterable[MeasuredStep]:
             value = row.get(key)
             if engine and isinstance(value, (int, float)) and value > 0:
                 yield MeasuredStep(str(row["case"]), engine, card, float(value) * scale, shape, step, source, graphs)
+
+
+def _runner_row(row: dict[str, Any], card: str, source: str) -> Iterable[MeasuredStep]:
+    """Steps of benchmarks/gpu/traffic.py: the runner alone, no scheduler; the model may be cut to fewer layers."""
+    parsed = parse_case(str(row["case"]).removeprefix("traffic/"))
+    if parsed is not None:
+        shape, step = parsed
+        layers = int(row.get("layers") or shape.layers)
+        shape = cut_to(shape, layers) if layers < shape.layers else shape
+        yield MeasuredStep(str(row["case"]), "runner", card, float(row["ms_per_step"]), shape, step, source)
 
 
 def _card_name(value: Any) -> str | None:

@@ -63,6 +63,10 @@ async def probe_endpoint(client: HttpClient, transport: Transport) -> TargetInfo
     await _learn_style(client, transport)
     if style.dropped & {"ignore_eos"}:
         client.notes.append("output lengths are the server's choice, not the workload's")
+    if transport.redirected_to is not None:
+        client.notes.append(
+            f"every request is redirected to {transport.redirected_to}, which costs a round trip: give that URL"
+        )
     if options.pool.proxy != "none" and transport.pool.through_proxy(client.url.origin):
         client.notes.append("requests go through an HTTP proxy; its latency is part of every figure")
     return info

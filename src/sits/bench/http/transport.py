@@ -27,6 +27,7 @@ class Transport:
         self.options = options
         self.pool = Pool(options.pool)
         self.stale_retries = 0
+        self.redirected_to: Url | None = None
         self._running: dict[Answer, tuple[Connection, int]] = {}
         self._heads: dict[tuple[str, Url, bool], bytes] = {}
         self._sweeper: asyncio.TimerHandle | None = None
@@ -40,6 +41,7 @@ class Transport:
             if answer.status not in (301, 302, 307, 308) or b"location" not in answer.headers:
                 return answer
             url = url.join(answer.headers[b"location"].decode("latin-1"))
+            self.redirected_to = url
         raise Failure("redirect", f"more than {self.options.max_redirects} redirects, the last to {url}")
 
     async def _one(self, method: str, url: Url, body: bytes, api: str, home: Origin) -> Answer:

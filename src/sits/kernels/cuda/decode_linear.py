@@ -46,9 +46,9 @@ def default_shape(batch: int, rows: int, columns: int, dense: bool) -> Shape:
     """Shape by rule, for what the measured table does not hold: enough bytes in flight, enough CTAs."""
     if dense:
         return Shape(1, 8, 2, 2)
-    if batch <= 8:
-        return Shape(2, 8, 4, 2)
-    return Shape(2, 8, 2, 2)
+    # Two CTAs a multiprocessor, unless a third lets all run at once instead of a few in a second wave (132 of them).
+    ctas = -(-rows // 32)
+    return Shape(2, 8, 2, 3 if batch <= 8 and 264 < ctas <= 396 else 2)
 
 
 @functools.cache

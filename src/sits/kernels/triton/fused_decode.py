@@ -19,7 +19,7 @@ from sits.kernels.kv_cache import LARGEST, CacheTensor, ScaledCache
 from sits.kernels.registry import register
 from sits.kernels.triton.attention import decode_shape, workspace
 from sits.kernels.triton.decode_attention import LOG2E, attend_tiles, work_line
-from sits.kernels.triton.launch import pdl_options, prefetch, release_next, wait_previous
+from sits.kernels.triton.launch import prefetch, release_next, wait_previous
 from sits.kernels.triton.rope import rotate_rows, store_heads
 
 
@@ -241,6 +241,9 @@ def fused_rope_attention(
         D=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), TILE=shape.tile, BATCH=rounded, SCALED=scaled,
         LARGEST=LARGEST[k_cache.dtype] if scaled else 0.0, STAGES=shape.stages,
         LINES=triton.next_power_of_2(triton.cdiv(head_dim * k_data.element_size(), 128)),
-        num_warps=4, **pdl_options(qkv),
+        num_warps=4,
+        # Its programs would sit on the multiprocessors until qkv ends and keep the next linear's CTAs away: a whole
+        # layer of Llama-3-70B took 310 us with dependent launch and 235 without at batch 16 (docs/notes/tuning.md).
+        PDL=False,
     )  # fmt: skip
     return out
