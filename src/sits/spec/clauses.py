@@ -150,8 +150,9 @@ def _event(row: Any) -> Event:
 
 
 def judge_events(events: Iterable[Event], header: dict[str, Any] | None = None) -> ClauseReport:
-    """The clauses over events in the order of their sequence numbers."""
-    return _Judge(header or {}).run(events)
+    """The clauses over events in the order of their sequence numbers. ``header`` is read after the last event, so it
+    may be filled while they are (:func:`iter_log`)."""
+    return _Judge({} if header is None else header).run(events)
 
 
 class _Judge:
@@ -159,9 +160,7 @@ class _Judge:
 
     def __init__(self, header: dict[str, Any]):
         self.report = ClauseReport()
-        dropped, workers = header.get("dropped"), header.get("workers")
-        self.report.dropped = dropped if isinstance(dropped, int) else 0
-        self.report.workers = workers if isinstance(workers, int) else None
+        self.header = header
         self.times: dict[int, int] = {}  # of each sequence number
         self.last: dict[str, int] = {}  # time of the last event of each entity
         self.requests: dict[str, str] = {}  # state
@@ -197,6 +196,9 @@ class _Judge:
                 if kind is _K.ADMITTED:
                     self.admitted.add(event.entity)
                 self._step(event.entity, kind, self.requests, REQUEST_TRANSITIONS, "new", event)
+        dropped, workers = self.header.get("dropped"), self.header.get("workers")
+        report.dropped = dropped if isinstance(dropped, int) else 0
+        report.workers = workers if isinstance(workers, int) else None
         self._close(perceiving)
         return report
 

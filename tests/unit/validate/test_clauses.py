@@ -219,3 +219,11 @@ def test_a_truncated_log_is_an_input_error_and_an_unknown_kind_is_not(workshop: 
     rows = [json.dumps({"sits_events": 1}), json.dumps([0, 1, 99, "x"])]
     path.write_bytes(gzip.compress("\n".join(rows).encode()))
     assert judge_log(path).unknown == 1
+
+
+def test_what_the_header_says_of_dropped_events_and_workers_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl.gz"
+    rows = [json.dumps({"sits_events": 1, "dropped": 91_356, "workers": 2}), json.dumps([91_356, 5, 1, "q"])]
+    path.write_bytes(gzip.compress("\n".join(rows).encode()))
+    report = judge_log(path)
+    assert (report.dropped, report.workers) == (91_356, 2)
