@@ -55,7 +55,7 @@ def table(path: Path, data: dict[str, Any], bars: dict[str, Any], earlier: dict[
     """The lines of one file's section."""
     software = ", ".join(f"{name} {version}" for name, version in data.get("versions", {}).items())
     lines = [f"## {data.get('name', path.stem)}", ""]
-    place = data.get("card") or data.get("machine", "")
+    place = next((data[key] for key in ("card", "cpu", "driver") if isinstance(data.get(key), str)), "")
     lines.append(f"{place}; driver {data.get('driver', '-')}; {software}; {data.get('date', '')}.")
     lines += [f"File: `benchmarks/results/{path.name}`. Command: `{data.get('command', '-')}`.", ""]
     lines.append("| case | unit | ours | peer, same run | earlier | bar | | GB/s | % of read peak |")
