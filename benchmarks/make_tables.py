@@ -44,6 +44,9 @@ def earlier_figures() -> dict[str, tuple[float, str]]:
 
 def verdict(row: dict[str, Any], bars: dict[str, Any]) -> tuple[str, str]:
     """(bar, met or missed) of a row."""
+    if row.get("ratio") is not None and isinstance(row.get("bar"), int | float):  # judged as a ratio to the peer
+        reached = f"{number(row['bar'])}x, reached {number(row['ratio'])}x"
+        return reached, "met" if row["ratio"] >= row["bar"] else "**missed**"
     limit = bars.get(row["case"])
     if limit is None or row["ours"] is None:
         return "-", ""
@@ -56,7 +59,15 @@ def table(path: Path, data: dict[str, Any], bars: dict[str, Any], earlier: dict[
     software = ", ".join(f"{name} {version}" for name, version in data.get("versions", {}).items())
     lines = [f"## {data.get('name', path.stem)}", ""]
     place = next((data[key] for key in ("card", "cpu", "driver") if isinstance(data.get(key), str)), "")
-    lines.append(f"{place}; driver {data.get('driver', '-')}; {software}; {data.get('date', '')}.")
+    machine = data.get("driver", "-")
+    if isinstance(machine, dict):
+        place, machine = (
+            machine.get("cpu", place),
+            f"{machine.get('threads')} threads, {machine.get('rounds')} rounds",
+        )
+    else:
+        machine = f"driver {machine}"
+    lines.append(f"{place}; {machine}; {software}; {data.get('date', '')}.")
     lines += [f"File: `benchmarks/results/{path.name}`. Command: `{data.get('command', '-')}`.", ""]
     lines.append("| case | unit | ours | peer, same run | earlier | bar | | GB/s | % of read peak |")
     lines.append("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
