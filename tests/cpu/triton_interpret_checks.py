@@ -149,7 +149,12 @@ def sampling_checks():
     logits = torch.randn(3, 9001)
     logits[1, 17] = logits[1, 8000] = 50.0
     logits[2, 9000] = 60.0
-    assert sampling.greedy(logits).tolist() == [int(logits[0].argmax()), 17, 9000]
+    for kind in (logits, logits.half()):
+        assert sampling.argmax_finite(kind).tolist() == [int(kind[0].argmax()), 17, 9000]
+    logits[0, 4096], logits[1, 5], logits[2] = float("nan"), float("inf"), float("-inf")
+    assert sampling.argmax_finite(logits).tolist() == [-1, -1, -1]
+    logits[2, 5000] = -3.0
+    assert sampling.argmax_finite(logits).tolist() == [-1, -1, 5000]
 
 
 def int4():

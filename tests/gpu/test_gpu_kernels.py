@@ -14,7 +14,7 @@ from sits.kernels.fp8 import quantize_rows
 from sits.kernels.reference import attention as reference_attention
 from sits.kernels.reference import layer as reference
 from sits.kernels.testing import empty_cache, exact_decode, fill_cache, paged_batch, relative_error
-from sits.kernels.triton import activation, attention, fused_decode, int4, norm, rope, sampling
+from sits.kernels.triton import activation, attention, fused_decode, int4, norm, rope
 from sits.policy.kv_planner import DecodePlan, DeviceLimits, HeadLayout, plan_decode, static_plan
 
 pytestmark = pytest.mark.gpu
@@ -204,14 +204,6 @@ def test_graph_replays_with_new_lengths():
         out.fill_(float("nan"))
         graph.replay()
         close(out, exact_decode(q, k, v, batch, 0.09), 2e-3)
-
-
-@pytest.mark.parametrize("rows", [1, 7, 257])
-def test_greedy(rows):
-    logits = torch.randn(rows, 128256, device=DEVICE)
-    assert torch.equal(sampling.greedy(logits), logits.argmax(-1))
-    logits[0, 77] = logits[0, 100000] = 99.0
-    assert int(sampling.greedy(logits)[0]) == 77
 
 
 def codes(rows, columns, group, symmetric):
