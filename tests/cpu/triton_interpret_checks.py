@@ -154,7 +154,18 @@ def sampling_checks():
     logits[0, 4096], logits[1, 5], logits[2] = float("nan"), float("inf"), float("-inf")
     assert sampling.argmax_finite(logits).tolist() == [-1, -1, -1]
     logits[2, 5000] = -3.0
-    assert sampling.argmax_finite(logits).tolist() == [-1, -1, 5000]
+    out = torch.zeros(4, dtype=torch.int64)
+    sampling.argmax_finite(logits, out[:3])
+    assert out.tolist() == [-1, -1, 5000, 0]
+
+    from sits.kernels.triton import previous_tokens
+
+    ids = torch.randint(0, 500, (300,))
+    ids[3], ids[299], ids[5] = -1 - 2, -1 - 0, -1 - 1
+    expected = ids.clone()
+    expected[3], expected[299], expected[5] = 77, 11, 0  # a row without a token becomes token 0
+    previous_tokens.fill_in(ids, torch.tensor([11, -1, 77]))
+    assert torch.equal(ids, expected)
 
 
 def int4():

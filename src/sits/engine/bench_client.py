@@ -116,6 +116,7 @@ class EmbeddedClient:
 
     def write_events(self, path: Path) -> int:
         """Write the engine's event log as ``events.jsonl.gz``; returns how many events."""
+        self.llm.worker.settle()
         return self.llm.core.log.write(path)
 
     async def close(self) -> None:

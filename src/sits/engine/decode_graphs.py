@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from sits.engine.attention_plan import AttentionPlanner
+from sits.engine.previous_tokens import fill_in
+from sits.engine.sampler import choose_greedy
 from sits.engine.step import StepBuilder, StepShape, StepTensors, view_step
 from sits.engine.step_batch import StepBatch
 from sits.kernels.kv_cache import CacheTensor
@@ -37,6 +39,7 @@ class _Captured:
     buffer: torch.Tensor  # packed inputs the graph reads
     inputs: StepTensors  # views of it; kept alive with whatever a kernel planned for them
     logits: torch.Tensor  # [rows, vocab] float32, written by each replay
+    tokens: torch.Tensor  # [rows] int64, the greedy ones; a view of ``chosen``
 
 
 class DecodeGraphs:
@@ -48,14 +51,16 @@ class DecodeGraphs:
         kv_cache: list[tuple[CacheTensor, CacheTensor]],
         builder: StepBuilder,
         planner: AttentionPlanner,
-        max_rows: int,
+        chosen: torch.Tensor,
         max_blocks: int,
     ):
+        """``chosen[max_rows]`` int64 holds the tokens of the step before, and then those of this one."""
         self._model = model
         self._kv_cache = kv_cache
         self._builder = builder
         self._planner = planner
-        self._buckets = row_buckets(max_rows)
+        self._chosen = chosen
+        self._buckets = row_buckets(chosen.shape[0])
         self._max_blocks = max_blocks
         self._captured: dict[tuple[int, int], _Captured] = {}
         self._memory_pool: Any = None
@@ -72,8 +77,9 @@ class DecodeGraphs:
         plain = [name for name in ("attention", "rope_kv_write") if chosen.get(name, "reference") == "reference"]
         return f"{' and '.join(plain)} run in plain PyTorch, which cannot be captured" if plain else None
 
-    def run(self, batch: StepBatch) -> torch.Tensor:
-        """Logits [len(batch.requests), vocab] of a step in which every row decodes and samples."""
+    def run(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [len(batch.requests), vocab] and their greedy tokens, for a step in which every row decodes and
+        samples."""
         rows = len(batch.requests)
         bucket = self._buckets[bisect_left(self._buckets, rows)]
         blocks = self._context_bucket(self._builder.widest(batch))
@@ -85,7 +91,7 @@ class DecodeGraphs:
         else:
             captured.buffer.copy_(packed, non_blocking=True)
         captured.graph.replay()
-        return captured.logits[:rows]
+        return captured.logits[:rows], captured.tokens[:rows]
 
     def _context_bucket(self, blocks: int) -> int:
         size = max(1, _LEAST_CONTEXT // self._builder.block_size)
@@ -104,8 +110,13 @@ class DecodeGraphs:
         # Any plan is right for any context; this one is good in the middle of what the graph will see.
         inputs.batch.plan = self._planner.plan([max(1, shape.blocks * block_size // 2)] * shape.rows)
 
+        tokens = self._chosen[: shape.rows]
+
         def forward() -> torch.Tensor:
-            return model.forward(inputs.token_ids, inputs.batch, self._kv_cache, inputs.logits_rows)
+            fill_in(inputs.token_ids, self._chosen)  # once: then no reference is left, and it changes nothing
+            logits = model.forward(inputs.token_ids, inputs.batch, self._kv_cache, inputs.logits_rows)
+            choose_greedy(logits, tokens)
+            return logits
 
         stream = torch.cuda.Stream(model.device)
         stream.wait_stream(torch.cuda.current_stream(model.device))
@@ -118,4 +129,4 @@ class DecodeGraphs:
         with torch.cuda.graph(graph, pool=self._memory_pool):
             logits = forward()
         self._memory_pool = self._memory_pool or graph.pool()
-        return _Captured(graph, buffer, inputs, logits)
+        return _Captured(graph, buffer, inputs, logits, tokens)

@@ -16,6 +16,7 @@ from sits.policy.victim_choice import VictimChoice
 
 if TYPE_CHECKING:
     from sits.engine.core import EngineCore
+    from sits.engine.runner import Runner
     from sits.models.model import CausalModel
 
 
@@ -36,6 +37,7 @@ class EngineOptions:
     watermark: float = 0.02  # share of the blocks kept for running requests to grow into
     prefix_caching: bool = True
     cuda_graphs: bool = True
+    overlap: bool | None = None  # hand over a step while the one before it runs; None: not yet anywhere
     memory_share: float = 0.9  # of a GPU's memory
     seed: int = 0  # for requests without a seed of their own
     event_log: bool = True
@@ -53,7 +55,7 @@ class EngineOptions:
             raise InputError(f"memory_share must be above 0 and at most 1, not {self.memory_share}")
 
 
-def build_core(model: CausalModel, options: EngineOptions, max_context: int) -> tuple[EngineCore, list[str]]:
+def build_core(model: CausalModel, options: EngineOptions, max_context: int) -> tuple[EngineCore[Runner], list[str]]:
     """An engine around a loaded model, and notes on what was adjusted. ``max_context`` is the model's limit."""
     from sits.engine.core import EngineCore
     from sits.engine.runner import Runner, RunnerConfig
@@ -66,6 +68,7 @@ def build_core(model: CausalModel, options: EngineOptions, max_context: int) -> 
         )
     max_running = options.max_running or (16 if on_cpu else 256)
     max_step_tokens = options.max_step_tokens or max(512 if on_cpu else 2048, max_running)
+    overlap = bool(options.overlap)
     runner = Runner(
         model,
         RunnerConfig(
@@ -77,6 +80,7 @@ def build_core(model: CausalModel, options: EngineOptions, max_context: int) -> 
             kv_dtype=options.kv_dtype,
             memory_share=options.memory_share,
             cuda_graphs=options.cuda_graphs,
+            overlap=overlap,
         ),
     )
     pool = BlockPool(runner.num_blocks, options.block_size, prefix_caching=options.prefix_caching)
@@ -96,10 +100,10 @@ def build_core(model: CausalModel, options: EngineOptions, max_context: int) -> 
         watermark=options.watermark,
     )
     scheduler = Scheduler(config, pool, log, budget=options.budget, order=options.order, victims=options.victims)
-    return EngineCore(scheduler, runner, log), notes
+    return EngineCore(scheduler, runner, log, overlap=overlap), notes
 
 
-def engine_gauges(core: EngineCore) -> dict[str, float]:
+def engine_gauges(core: EngineCore[Any]) -> dict[str, float]:
     """Queue, cache and counters at this moment, as plain numbers; safe to read from any thread."""
     scheduler, pool, counters = core.scheduler, core.scheduler.pool, core.scheduler.counters
     used = pool.used

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from sits.engine.host_values import to_device
 from sits.engine.request import Request
 
 
@@ -29,7 +30,8 @@ class PenaltyTables:
             [request.params.repetition_penalty, request.params.presence_penalty, request.params.frequency_penalty]
             for request in requests
         ]
-        repetition, presence, frequency = torch.tensor(columns, device=self._device).T.unsqueeze(2)  # each [P, 1]
+        table = to_device(columns, torch.float32, self._device)
+        repetition, presence, frequency = table.T.unsqueeze(2)  # each [P, 1]
         part = logits.index_select(0, at)
         counts = self._counts.index_select(0, rows)
         in_output = counts > 0
@@ -60,4 +62,4 @@ class PenaltyTables:
             counts.index_put_((output,), torch.ones(len(output), device=self._device), accumulate=True)
 
     def _index(self, values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+        return to_device(values, torch.int64, self._device)

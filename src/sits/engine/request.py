@@ -31,7 +31,6 @@ class Request:
 
     __slots__ = (
         "admitted_ns",
-        "arrival_event",
         "arrival_ns",
         "blocks",
         "cached_tokens",
@@ -47,9 +46,11 @@ class Request:
         "last_event",
         "logprobs",
         "max_tokens",
+        "needs_known_tokens",
         "num_computed",
         "on_update",
         "params",
+        "plain_greedy",
         "preemptions",
         "priority",
         "prompt_tokens",
@@ -57,11 +58,14 @@ class Request:
         "request_id",
         "root",
         "row",
+        "scheduled",
         "seed",
         "state",
         "stop_ids",
         "token_ids",
         "token_times_ns",
+        "unknown",
+        "unknown_at",
     )
 
     def __init__(
@@ -84,6 +88,10 @@ class Request:
         self.priority = priority
         self.on_update = on_update
         self.detokenizer = detokenizer
+        self.plain_greedy = (  # the most likely token and nothing else
+            params.greedy and not params.penalised and params.logprobs is None and not params.min_tokens
+        )
+        self.needs_known_tokens = params.penalised  # on the host, before the next is chosen
         self.seed = params.seed or 0
         self.stop_ids: frozenset[int] = frozenset()
         self.state = RequestState.WAITING
@@ -92,6 +100,9 @@ class Request:
         self.cancel_requested = False
         # KV cache
         self.num_computed = 0  # tokens whose K and V are in the cache
+        self.scheduled = 0  # and those that steps in flight write
+        self.unknown = 0  # tokens that steps in flight choose
+        self.unknown_at = 0  # the place of the last of them among the tokens of its step
         self.blocks: list[int] = []
         self.digests: list[bytes] = []  # names of the full blocks, as far as they were needed
         self.published = 0  # blocks that were offered to the prefix index
@@ -107,7 +118,6 @@ class Request:
         self.finished_ns = 0
         self.token_times_ns: list[int] = []
         self.logprobs: list[tuple[float, list[tuple[int, float]]]] = []  # per output token: its own, alternatives
-        self.arrival_event = -1
         self.cancel_event = -1
         self.last_event = -1
 

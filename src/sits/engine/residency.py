@@ -46,7 +46,7 @@ class Residency:
         fresh = pool.allocate(needed, after=hits[-1] if hits else None, room=room)
         assert fresh is not None  # counted just above
         request.blocks = hits + fresh
-        request.num_computed = len(hits) * size
+        request.num_computed = request.scheduled = len(hits) * size
         request.published = len(hits)
         request.row = heapq.heappop(self._rows)
         self._record(EventKind.BLOCK_REUSED, hits, request)

@@ -13,7 +13,11 @@ import torch
 
 from sits.engine.attention_plan import AttentionPlanner
 from sits.engine.decode_graphs import DecodeGraphs
+from sits.engine.device_clock import DeviceClock
+from sits.engine.host_values import to_device
 from sits.engine.kv_sizing import choose_block_count
+from sits.engine.previous_tokens import fill_in
+from sits.engine.running_step import CudaStep, FinishedStep
 from sits.engine.sampler import Sampled, Sampler
 from sits.engine.step import StepBuilder, StepShape, StepTensors, view_step
 from sits.engine.step_batch import StepBatch
@@ -37,6 +41,7 @@ class RunnerConfig:
     kv_dtype: str = "auto"
     memory_share: float = 0.9  # of the device's memory, for everything
     cuda_graphs: bool = True
+    overlap: bool = False  # a step may refer to the tokens of the one before it, not fetched yet
 
 
 class Runner:
@@ -52,6 +57,9 @@ class Runner:
         self._builder = StepBuilder(config.block_size, config.max_running, self._max_blocks, pin_memory=on_cuda)
         self._planner = AttentionPlanner(model, config.kv_dtype)
         self._sampler = Sampler(shape.vocab_size, config.max_running, self.device)
+        self._chosen = torch.zeros(config.max_running, dtype=torch.int64, device=self.device)  # by the last step
+        self._clock = DeviceClock()
+        self._fetched = [torch.empty(config.max_running, dtype=torch.int64, pin_memory=on_cuda) for _ in range(2)]
         self._graphs: DecodeGraphs | None = None
         prepare = getattr(model, "prepare_for_batch", None)
         if prepare is not None:  # before the cache takes what memory is left
@@ -73,7 +81,7 @@ class Runner:
             self.no_graphs_because = DecodeGraphs.usable(model)
             if self.no_graphs_because is None:
                 self._graphs = DecodeGraphs(
-                    model, self.kv_cache, self._builder, self._planner, config.max_running, self._max_blocks
+                    model, self.kv_cache, self._builder, self._planner, self._chosen, self._max_blocks
                 )
 
     @property
@@ -82,34 +90,28 @@ class Runner:
         return sum(k.nbytes + v.nbytes for k, v in self.kv_cache)
 
     @torch.inference_mode()
-    def execute(self, batch: StepBatch) -> Sampled | None:
-        """Compute one step; ``fetch()`` of the result waits for it. ``None`` when no row samples.
+    def execute(self, batch: StepBatch) -> FinishedStep | CudaStep:
+        """Give one step to the device; ``fetch()`` of the result waits for it. At most two may be unfetched.
 
         Raises ``SitsError`` when the device is out of memory.
         """
         try:
-            if self._graphs is not None and batch.num_decodes == len(batch.requests) == len(batch.sample_rows):
-                logits = self._graphs.run(batch)
-            else:
-                inputs = self._prepare(batch)
-                logits = self.model.forward(inputs.token_ids, inputs.batch, self.kv_cache, inputs.logits_rows)
-            if not batch.sample_rows:
-                return None
-            return self._sampler.sample(logits, [batch.requests[row] for row in batch.sample_rows])
+            sampled = self._compute(batch)
+            if self.device.type != "cuda":
+                return FinishedStep(sampled)
+            self._fetched.reverse()
+            step = CudaStep(sampled, self._fetched[0], self._clock)
+            self._builder.hold_until(step.event)
+            return step
         except torch.OutOfMemoryError as error:
             raise SitsError(
                 f"out of memory in a step of {batch.num_tokens} tokens: {str(error).splitlines()[0]}",
                 "Lower max_step_tokens, max_running or kv_blocks",
             ) from error
 
-    def wait(self) -> None:
-        """Wait for everything given to the device; a step without a result to fetch needs it."""
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-
     def zero_blocks(self, blocks: list[int]) -> None:
         """Clear blocks that may hold values that are not finite: masked reads multiply them by zero."""
-        index = torch.tensor(blocks, device=self.device)
+        index = to_device(blocks, torch.int64, self.device)
         with torch.inference_mode():
             for pair in self.kv_cache:
                 for cache in pair:
@@ -124,10 +126,24 @@ class Runner:
         steps = [prefill_step(config.max_step_tokens, config.max_model_len, config.max_running, config.block_size)]
         steps += [decode_step(count, 2, config.block_size) for count in rows]
         for step in steps:
-            result = self.execute(step)
-            if result is not None:
-                result.fetch()
+            self.execute(step).fetch()
         return monotonic() - started
+
+    def _compute(self, batch: StepBatch) -> Sampled | None:
+        greedy = None
+        if self._graphs is not None and batch.only_decodes:
+            logits, greedy = self._graphs.run(batch)
+        else:
+            inputs = self._prepare(batch)
+            logits = self.model.forward(inputs.token_ids, inputs.batch, self.kv_cache, inputs.logits_rows)
+        rows = len(batch.sample_rows)
+        if not rows:
+            return None
+        requests = batch.requests if batch.only_decodes else [batch.requests[row] for row in batch.sample_rows]
+        sampled = self._sampler.sample(logits, requests, batch.output_indices, greedy)
+        if self.config.overlap and sampled.tokens is not greedy:
+            self._chosen[:rows].copy_(sampled.tokens)
+        return sampled
 
     def _prepare(self, batch: StepBatch) -> StepTensors:
         rows = len(batch.requests)
@@ -136,8 +152,10 @@ class Runner:
         if self.device.type != "cpu":
             packed = packed.to(self.device, non_blocking=True)
         inputs = view_step(packed, shape, self.config.block_size, batch.num_decodes)
+        if min(batch.decode_ids, default=0) < 0:
+            fill_in(inputs.token_ids, self._chosen)
         inputs.batch.query_lens_host = batch.counts
-        inputs.batch.context_lens_host = [r.num_computed + n for r, n in zip(batch.requests, batch.counts)]
+        inputs.batch.context_lens_host = [start + count for start, count in zip(batch.starts, batch.counts)]
         inputs.batch.blocks_host = [request.blocks for request in batch.requests]
         inputs.batch.plan = self._planner.plan(inputs.batch.context_lens_host[: batch.num_decodes])
         return inputs

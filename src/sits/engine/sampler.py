@@ -11,12 +11,11 @@ from dataclasses import dataclass
 import torch
 
 from sits.engine.filters import keep_threshold
+from sits.engine.host_values import to_device, to_host
 from sits.engine.noise import uniform
 from sits.engine.penalties import PenaltyTables
 from sits.engine.request import Request
 from sits.engine.step_batch import StepResult
-
-_COLUMNS = 5  # temperature, top_p, min_p, top_k, random number
 
 
 @dataclass(slots=True)
@@ -29,6 +28,12 @@ class Sampled:
     top_values: torch.Tensor | None = None  # [len(wanted), most alternatives asked for]
     top_tokens: torch.Tensor | None = None
     counts: list[int] | None = None  # alternatives of each wanted row
+
+    def copy_to_host(self, tokens: torch.Tensor) -> Sampled:
+        """The same in pinned memory, once the stream has come so far; the tokens go into ``tokens``."""
+        copies = (self.own, self.top_values, self.top_tokens)
+        own, values, ids = (None if tensor is None else to_host(tensor) for tensor in copies)
+        return Sampled(to_host(self.tokens, tokens), self.wanted, own, values, ids, self.counts)
 
     def fetch(self) -> StepResult:
         """Wait for the device and bring the result to the host."""
@@ -55,15 +60,28 @@ class Sampler:
         self._device = device
         self._penalties: PenaltyTables | None = None
 
-    def sample(self, logits: torch.Tensor, requests: list[Request]) -> Sampled:
-        """logits[R, V] float32, one row for each request. May write into ``logits``."""
+    def sample(
+        self,
+        logits: torch.Tensor,
+        requests: list[Request],
+        output_indices: list[int] | None = None,
+        greedy: torch.Tensor | None = None,
+    ) -> Sampled:
+        """logits[R, V] float32, one row for each request. May write into ``logits``.
+
+        ``output_indices``: how many output tokens each request has before this one; by default those it knows.
+        ``greedy[R]``: what :func:`choose_greedy` says, if that is known already.
+        """
+        if all(request.plain_greedy for request in requests):
+            return Sampled(choose_greedy(logits) if greedy is None else greedy)
         params = [request.params for request in requests]
-        if all(p.greedy and not p.penalised and p.logprobs is None and not p.min_tokens for p in params):
-            return Sampled(_greedy(logits))
+        if output_indices is None:
+            output_indices = [request.output_tokens for request in requests]
         finite = logits.amax(-1).isfinite()
         wanted = [row for row, p in enumerate(params) if p.logprobs is not None]
-        log_probabilities = logits[wanted].log_softmax(-1) if wanted else None
-        self._forbid_early_stops(logits, requests)
+        wanted_rows = self._put(wanted)
+        log_probabilities = logits.index_select(0, wanted_rows).log_softmax(-1) if wanted else None
+        self._forbid_early_stops(logits, requests, output_indices)
         penalised = [row for row, p in enumerate(params) if p.penalised]
         if penalised:
             if self._penalties is None:
@@ -73,30 +91,31 @@ class Sampler:
         if not random:
             tokens = logits.argmax(-1)
         elif len(random) == len(requests):
-            tokens = self._draw(logits, requests)
+            tokens = self._draw(logits, requests, output_indices)
         else:
             tokens = logits.argmax(-1)
-            at = torch.tensor(random, device=self._device)
-            tokens.index_copy_(0, at, self._draw(logits.index_select(0, at), [requests[row] for row in random]))
+            at = self._put(random)
+            drawn = [requests[row] for row in random], [output_indices[row] for row in random]
+            tokens.index_copy_(0, at, self._draw(logits.index_select(0, at), *drawn))
         result = Sampled(torch.where(finite, tokens, -1))
         if log_probabilities is not None:
             result.wanted = wanted
             result.counts = [params[row].logprobs or 0 for row in wanted]
-            result.own = log_probabilities.gather(1, tokens[wanted].unsqueeze(1)).squeeze(1)
+            result.own = log_probabilities.gather(1, tokens.index_select(0, wanted_rows).unsqueeze(1)).squeeze(1)
             result.top_values, result.top_tokens = log_probabilities.topk(max(result.counts), dim=-1)
         return result
 
-    def _draw(self, logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
+    def _put(self, values: list[int]) -> torch.Tensor:
+        return to_device(values, torch.int64, self._device)
+
+    def _draw(self, logits: torch.Tensor, requests: list[Request], output_indices: list[int]) -> torch.Tensor:
         """Random tokens [R] from the filtered distribution of logits[R, V], by inverting its cumulative sum."""
-        table = torch.tensor(
-            [
-                [p.temperature, p.top_p, p.min_p, p.top_k, uniform(request.seed, request.output_tokens)]
-                for request in requests
-                for p in (request.params,)
-            ],
-            dtype=torch.float32,
-        )
-        temperature, top_p, min_p, top_k, noise = table.to(self._device, non_blocking=True).unbind(1)
+        values = [
+            [p.temperature, p.top_p, p.min_p, p.top_k, uniform(request.seed, index)]
+            for request, index in zip(requests, output_indices)
+            for p in (request.params,)
+        ]
+        temperature, top_p, min_p, top_k, noise = to_device(values, torch.float32, self._device).unbind(1)
         scaled = logits / temperature.unsqueeze(1)
         filtered = [request.params for request in requests if request.params.filtered]
         if filtered:
@@ -109,12 +128,21 @@ class Sampler:
         reached = (total > noise.unsqueeze(1) * total[:, -1:]) & (probabilities > 0)
         return reached.to(torch.uint8).argmax(-1)  # the first one
 
-    def _forbid_early_stops(self, logits: torch.Tensor, requests: list[Request]) -> None:
-        for row, request in enumerate(requests):
-            if request.output_tokens < request.params.min_tokens and request.stop_ids:
-                logits[row, list(request.stop_ids)] = -torch.inf
+    def _forbid_early_stops(self, logits: torch.Tensor, requests: list[Request], output_indices: list[int]) -> None:
+        for row, (request, index) in enumerate(zip(requests, output_indices)):
+            if index < request.params.min_tokens and request.stop_ids:
+                logits[row].index_fill_(0, self._put(list(request.stop_ids)), -torch.inf)
 
 
-def _greedy(logits: torch.Tensor) -> torch.Tensor:
+def choose_greedy(logits: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """logits[R, V] -> the most likely token of each row [R] int64; -1 where a logit is NaN or the largest infinite.
+
+    ``out[R]`` int64 takes the result if it is given.
+    """
+    if logits.device.type == "cuda":
+        from sits.kernels.triton.sampling import argmax_finite
+
+        return argmax_finite(logits, out)
     best = logits.max(-1)
-    return torch.where(best.values.isfinite(), best.indices, -1)
+    tokens = torch.where(best.values.isfinite(), best.indices, -1)
+    return tokens if out is None else out.copy_(tokens)

@@ -4,6 +4,9 @@ Continuous batching: every running request decodes in every step, and prefill ch
 budget of the *same* step, so a long prompt never stops the others. A request that needs a block when there is
 none takes it from a victim, which will be computed again. Torch-free: it deals in ids and counts.
 
+A step may be decided while the one before it runs (``docs/engine.md``, "One step ahead"): its decode rows continue
+with tokens that only the device knows yet. What must know them here, or must take blocks from a victim, waits.
+
 ``add`` and ``cancel`` may be called from any thread and return at once; all else belongs to the engine thread.
 """
 
@@ -16,6 +19,7 @@ from time import monotonic_ns
 
 from sits.cache.block_pool import BlockPool
 from sits.cache.prefix_hash import root_digest
+from sits.engine.booking import book_step
 from sits.engine.event_log import EventLog
 from sits.engine.request import CANCELLED, FAILED, Request, RequestState
 from sits.engine.residency import Residency
@@ -55,6 +59,8 @@ class Scheduler:
         self._reserve = int(config.watermark * pool.capacity)
         self._cancels: deque[Request] = deque()
         self._touched: dict[Request, None] = {}
+        self._in_flight = 0  # steps decided and not yet completed
+        self._leaving: list[tuple[Request, bool]] = []  # ended, but the step in flight writes into their blocks
         self._lock = threading.Lock()
         self._roots: dict[str, bytes] = {}
 
@@ -100,62 +106,73 @@ class Scheduler:
     # Engine thread.
 
     def schedule(self) -> StepBatch | None:
-        """Decide the next step; ``None`` when there is nothing to compute."""
+        """Decide the next step; ``None`` when there is nothing to compute, or nothing before the steps in flight end.
+
+        At most one step may be in flight.
+        """
         self.drop_cancelled()
-        decodes, preempted = self._grow_decodes()
+        found = self._find_work()
+        if found is None:
+            return None
+        decodes, prompts, preempted = found
         budget = min(self.budget.decide(len(decodes), len(self.waiting)), self.config.max_step_tokens)
         left = budget - len(decodes)
         chunks: list[tuple[Request, int]] = []
-        for request in self.running:
+        for request in prompts:
             if left <= 0:
                 break
-            missing = len(request.token_ids) - request.num_computed
-            if missing > 1:
-                chunks.append((request, min(missing, left)))
-                left -= chunks[-1][1]
+            chunks.append((request, min(len(request.token_ids) - request.scheduled, left)))
+            left -= chunks[-1][1]
         if self.waiting and not preempted:  # never admit into a cache that just overflowed
             self._admit(left if decodes or chunks else max(left, 1), chunks)
         decodes += [request for request, count in chunks if count == 1]
         chunks = [chunk for chunk in chunks if chunk[1] > 1]
         if not decodes and not chunks:
             return None
-        batch = StepBatch(
-            index=self.counters.steps,
-            name=f"step-{self.counters.steps}",
-            requests=decodes + [request for request, _ in chunks],
-            counts=[1] * len(decodes) + [count for _, count in chunks],
-            num_decodes=len(decodes),
-        )
-        self._record_schedule(batch)
+        self._in_flight += 1
+        self.counters.steps += 1
+        batch = book_step(self.counters.steps - 1, decodes, chunks, self.log)
+        self.counters.step_tokens += batch.num_tokens
         return batch
 
     def complete(self, batch: StepBatch, result: StepResult, end_event: int = -1) -> None:
         """Take in the result of a step; :meth:`take_touched` tells who got a token or ended."""
-        now = monotonic_ns()
-        log, touched = self.log, self._touched
-        sampled = dict(zip(batch.sample_rows, range(len(batch.sample_rows))))
-        for row, (request, count) in enumerate(zip(batch.requests, batch.counts)):
-            if request.state is not RequestState.RUNNING:
+        bad = (
+            [row for row, token in zip(batch.sample_rows, result.tokens) if token < 0] if -1 in result.tokens else []
+        )
+        self._step_over({batch.requests[row] for row in bad})
+        now, sampled = monotonic_ns(), 0
+        log, touched, publish = self.log, self._touched, self.residency.publish
+        size, running, enabled = self.pool.block_size, RequestState.RUNNING, log.enabled
+        tokens, logprobs = result.tokens, result.logprobs
+        sampling = iter(batch.sample_rows)
+        next_row = next(sampling, -1)
+        for row, (request, start, count) in enumerate(zip(batch.requests, batch.starts, batch.counts)):
+            token = None
+            if row == next_row:
+                token, entry = tokens[sampled], logprobs[sampled] if logprobs is not None else None
+                next_row, sampled = next(sampling, -1), sampled + 1
+            if request.state is not running:
                 continue  # ended between the decision and the result
-            position = sampled.get(row)
-            if position is not None and result.tokens[position] < 0:
+            if token is not None and token < 0:
                 self.fail(request, "the model produced logits that are not finite (NaN or infinity)")
                 continue
-            request.num_computed += count
-            self.residency.publish(request)
-            if request.num_computed <= request.prompt_tokens or count > 1:
-                done = request.num_computed
-                request.last_event = log.add(EventKind.CHUNK, request.request_id, end_event, done, "", now)
-            if request.followers and request.num_computed >= request.prompt_tokens:
+            request.num_computed = computed = start + count
+            if computed // size > request.published:
+                publish(request)
+            if count > 1 or computed <= request.prompt_tokens:
+                request.last_event = log.add(EventKind.CHUNK, request.request_id, end_event, computed, "", now)
+            if request.followers and computed >= request.prompt_tokens:
                 self._release_followers(request)
-            if position is None or request.cancel_requested:
+            if token is None or request.cancel_requested:
                 continue
-            token = result.tokens[position]
+            request.unknown -= 1
             request.token_ids.append(token)
             request.token_times_ns.append(now)
-            index = len(request.token_ids) - request.prompt_tokens - 1
-            request.last_event = log.add(EventKind.TOKEN, request.request_id, end_event, index, "", now)
-            if result.logprobs is not None and (entry := result.logprobs[position]) is not None:
+            if enabled:
+                index = len(request.token_ids) - request.prompt_tokens - 1
+                request.last_event = log.add(EventKind.TOKEN, request.request_id, end_event, index, "", now)
+            if entry is not None:
                 request.logprobs.append(entry)
             self.counters.output_tokens += 1
             touched[request] = None
@@ -163,6 +180,13 @@ class Scheduler:
             if reason is not None:
                 self.finish(request, reason)
         log.add(EventKind.PERCEIVED, batch.name, end_event)
+
+    def abandon(self, batch: StepBatch, message: str) -> None:
+        """End all requests of a step that has no result: what raised tells nothing about single requests."""
+        self._step_over(set(batch.requests))
+        for request in batch.requests:
+            if not request.finished:
+                self.fail(request, message)
 
     def take_touched(self) -> list[Request]:
         """Requests that got a token or ended since the last call, in that order."""
@@ -183,10 +207,13 @@ class Scheduler:
         self.finish(request, FAILED, forget=True)
 
     def finish(self, request: Request, reason: str, *, forget: bool = False) -> None:
-        """End a request: its blocks and its row are free again."""
+        """End a request: its blocks and its row are free again, at once or after the step in flight."""
         if request.state is RequestState.RUNNING:
-            self.residency.leave(request, forget=forget)
             del self.running[request]
+            if self._in_flight and request.scheduled > request.num_computed:
+                self._leaving.append((request, forget))
+            else:
+                self.residency.leave(request, forget=forget)
         with self._lock:
             if request.state is RequestState.WAITING and request in self.waiting:
                 self.waiting.remove(request)
@@ -203,22 +230,47 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise ``SitsError`` unless every block and every row has exactly its owners."""
-        self.residency.check_integrity(self.running)
+        self.residency.check_integrity([*self.running, *(request for request, _ in self._leaving)])
 
-    def _grow_decodes(self) -> tuple[list[Request], bool]:
-        """The requests that decode in this step, each with a place for its token; and whether anyone lost theirs."""
-        decodes = [r for r in self.running if len(r.token_ids) - r.num_computed == 1]
-        before, size = self.counters.preemptions, self.pool.block_size
-        for request in decodes:
-            if request.state is RequestState.RUNNING and request.num_computed >= len(request.blocks) * size:
-                while not self.residency.extend(request):
-                    victim = self._choose_victim()
-                    self._preempt(victim)
-                    if victim is request:
-                        break
+    def _step_over(self, bad: set[Request]) -> None:
+        """Let those go who ended before the step did; what ``bad`` ones wrote must not be reused."""
+        self._in_flight -= 1
+        leaving, self._leaving = self._leaving, []
+        for request, forget in leaving:
+            self.residency.leave(request, forget=forget or request in bad)
+
+    def _find_work(self) -> tuple[list[Request], list[Request], bool] | None:
+        """Who decodes in this step, each with a place for its token; who has more than one token to compute; whether
+        anyone lost their blocks. ``None`` when that can only be said after the step in flight."""
+        decodes: list[Request] = []
+        prompts: list[Request] = []
+        full: list[Request] = []
+        size = self.pool.block_size
+        for request in self.running:
+            scheduled, unknown = request.scheduled, request.unknown
+            if request.cancel_requested:
+                continue  # ends with the next decision
+            if unknown:
+                if request.output_tokens + unknown >= request.max_tokens:
+                    continue  # it ends with the step in flight
+                if request.needs_known_tokens:
+                    return None
+            elif len(request.token_ids) - scheduled > 1:
+                prompts.append(request)
+                continue
+            decodes.append(request)
+            if scheduled >= len(request.blocks) * size:
+                full.append(request)
+        before = self.counters.preemptions
+        for request in full:
+            while request.state is RequestState.RUNNING and not self.residency.extend(request):
+                if self._in_flight:
+                    return None
+                self._preempt(self._choose_victim())
         if self.counters.preemptions == before:
-            return decodes, False
-        return [r for r in decodes if r.state is RequestState.RUNNING], True
+            return decodes, prompts, False
+        running = RequestState.RUNNING
+        return [r for r in decodes if r.state is running], [r for r in prompts if r.state is running], True
 
     def _choose_victim(self) -> Request:
         candidates = list(self.running)
@@ -233,14 +285,14 @@ class Scheduler:
         lost = victim.num_computed
         victim.last_event = self.log.add(EventKind.PREEMPTED, victim.request_id, victim.last_event, lost)
         victim.preemptions += 1
-        victim.num_computed = 0
+        victim.num_computed = victim.scheduled = 0
         victim.state = RequestState.WAITING
         self.counters.preemptions += 1
         self.counters.recomputed_tokens += lost
         self._enqueue([victim])
 
     def _admit(self, left: int, chunks: list[tuple[Request, int]]) -> None:
-        while left > 0 and self.waiting and len(self.running) < self.config.max_running:
+        while left > 0 and self.waiting and len(self.running) + len(self._leaving) < self.config.max_running:
             index = self.order.decide(self.waiting, monotonic_ns())
             if index is None:
                 return
@@ -271,17 +323,3 @@ class Scheduler:
     def _release_followers(self, leader: Request) -> None:
         followers, leader.followers = leader.followers, []
         self._enqueue([request for request in followers if not request.finished])
-
-    def _record_schedule(self, batch: StepBatch) -> None:
-        now = monotonic_ns()
-        log, enabled = self.log, self.log.enabled
-        for row, (request, count) in enumerate(zip(batch.requests, batch.counts)):
-            if request.num_computed + count == len(request.token_ids):
-                batch.sample_rows.append(row)
-            if not request.first_scheduled_ns:
-                request.first_scheduled_ns = now
-            if enabled:
-                cause = request.last_event
-                request.last_event = log.add(EventKind.SCHEDULED, request.request_id, cause, count, batch.name, now)
-        self.counters.steps += 1
-        self.counters.step_tokens += batch.num_tokens

@@ -2,6 +2,7 @@
 
 Layout of the buffer (T tokens, R rows, L rows that sample, M blocks per row):
 int64 token_ids[T], positions[T], slots[T], logits_rows[L]; int32 query_start[R + 1], context_lens[R], tables[R, M].
+A token id of -1 - i stands for token i of the step before (``previous_tokens``).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from sits.engine.request import Request
 from sits.engine.step_batch import StepBatch
 from sits.kernels.attention_batch import AttentionBatch
 
@@ -67,8 +69,17 @@ def view_step(buffer: torch.Tensor, shape: StepShape, block_size: int, num_decod
     return StepTensors(token_ids, batch, logits_rows)
 
 
+class _HostBuffer:
+    """Memory a step is packed into; ``copied`` is the event after which it may be written again."""
+
+    def __init__(self) -> None:
+        self.tensor = torch.empty(0, dtype=torch.uint8)
+        self.array = np.empty(0, dtype=np.uint8)
+        self.copied: torch.cuda.Event | None = None
+
+
 class StepBuilder:
-    """Packs steps into one reused host buffer. A step must be over before the next one is packed."""
+    """Packs steps into two host buffers in turns, so that one can be packed while the other is being copied."""
 
     def __init__(self, block_size: int, max_rows: int, max_blocks: int, *, pin_memory: bool = False):
         self.block_size = block_size
@@ -76,8 +87,8 @@ class StepBuilder:
         self._tables = np.zeros((max_rows, max_blocks), dtype=np.int32)
         # The block list each row was filled from, and how much of it: lists only grow while a request runs.
         self._filled: list[tuple[list[int], int] | None] = [None] * max_rows
-        self._host = torch.empty(0, dtype=torch.uint8)
-        self._bytes = np.empty(0, dtype=np.uint8)
+        self._buffers = (_HostBuffer(), _HostBuffer())
+        self._packed = 0
 
     def widest(self, batch: StepBatch) -> int:
         """Blocks of the request that has most."""
@@ -90,28 +101,26 @@ class StepBuilder:
         nothing (slot -1) and reads one token of the scratch block 0.
         """
         buffer = self._buffer(shape.nbytes)
-        longs = buffer[: 8 * shape.long_items].view(np.int64)
-        ints = buffer[8 * shape.long_items :].view(np.int32)
+        longs = buffer.array[: 8 * shape.long_items].view(np.int64)
+        ints = buffer.array[8 * shape.long_items : shape.nbytes].view(np.int32)
         requests, size = batch.requests, self.block_size
-        rows, tokens = len(requests), sum(batch.counts)
-        table_rows = np.fromiter((request.row for request in requests), np.int64, rows)
-        starts = np.fromiter((request.num_computed for request in requests), np.int64, rows)
-        counts = np.asarray(batch.counts, dtype=np.int64)
-        for request in requests:
-            self._fill(request.row, request.blocks)
+        rows, tokens = len(requests), batch.num_tokens
+        table_rows = self._fill_tables(requests)
+        starts = np.array(batch.starts, dtype=np.int64)
+        counts = np.array(batch.counts, dtype=np.int64)
         query_start = ints[: shape.rows + 1]
         query_start[0] = 0
         np.cumsum(counts, out=query_start[1 : rows + 1])
         ints[shape.rows + 1 : shape.rows + 1 + rows] = starts + counts
         ints[2 * shape.rows + 1 :].reshape(shape.rows, shape.blocks)[:rows] = self._tables[table_rows, : shape.blocks]
 
-        ids: list[int] = []
-        for request, start, count in zip(requests, starts.tolist(), batch.counts):
-            if count == 1:
-                ids.append(request.token_ids[start])
-            else:
+        decodes = batch.num_decodes
+        longs[:decodes] = batch.decode_ids
+        if decodes < rows:
+            ids: list[int] = []
+            for request, start, count in zip(requests[decodes:], batch.starts[decodes:], batch.counts[decodes:]):
                 ids += request.token_ids[start : start + count]
-        longs[:tokens] = ids
+            longs[decodes:tokens] = ids
         if tokens == rows:
             positions, owners = starts, table_rows
         else:
@@ -121,10 +130,17 @@ class StepBuilder:
         slots = longs[2 * shape.tokens : 3 * shape.tokens]
         slots[:tokens] = self._tables[owners, positions // size].astype(np.int64) * size + positions % size
         logits_rows = longs[3 * shape.tokens :]
-        logits_rows[: len(batch.sample_rows)] = query_start[1:][batch.sample_rows] - 1
+        if tokens == rows == len(batch.sample_rows):
+            logits_rows[:rows] = query_start[:rows]
+        else:
+            logits_rows[: len(batch.sample_rows)] = query_start[1:][batch.sample_rows] - 1
         if shape.rows > rows:
             self._pad(shape, longs, ints, rows)
-        return self._host[: shape.nbytes]
+        return buffer.tensor[: shape.nbytes]
+
+    def hold_until(self, event: torch.cuda.Event) -> None:
+        """The copy of the last packed step is over when ``event`` has happened."""
+        self._buffers[self._packed].copied = event
 
     def _pad(self, shape: StepShape, longs: np.ndarray, ints: np.ndarray, rows: int) -> None:
         tokens = shape.tokens
@@ -136,15 +152,30 @@ class StepBuilder:
         ints[shape.rows + 1 + rows : 2 * shape.rows + 1] = 1
         ints[2 * shape.rows + 1 :].reshape(shape.rows, shape.blocks)[rows:] = 0
 
-    def _fill(self, row: int, blocks: list[int]) -> None:
-        filled = self._filled[row]
-        known = filled[1] if filled is not None and filled[0] is blocks else 0
-        if known != len(blocks):
-            self._tables[row, known : len(blocks)] = blocks[known:]
-            self._filled[row] = (blocks, len(blocks))
+    def _fill_tables(self, requests: list[Request]) -> np.ndarray:
+        """The table row of each request, after its new blocks were written there."""
+        rows, filled = [], self._filled
+        for request in requests:
+            row, blocks = request.row, request.blocks
+            rows.append(row)
+            known = filled[row]
+            if known is None or known[0] is not blocks:
+                count = 0
+            elif known[1] == len(blocks):
+                continue
+            else:
+                count = known[1]
+            self._tables[row, count : len(blocks)] = blocks[count:]
+            filled[row] = (blocks, len(blocks))
+        return np.array(rows, dtype=np.int64)
 
-    def _buffer(self, nbytes: int) -> np.ndarray:
-        if nbytes > self._bytes.nbytes:
-            self._host = torch.empty(max(nbytes * 2, 1 << 16), dtype=torch.uint8, pin_memory=self._pin_memory)
-            self._bytes = self._host.numpy()
-        return self._bytes[:nbytes]
+    def _buffer(self, nbytes: int) -> _HostBuffer:
+        self._packed = 1 - self._packed
+        buffer = self._buffers[self._packed]
+        if buffer.copied is not None:  # long ago, unless a caller hands over steps without taking in results
+            buffer.copied.synchronize()
+            buffer.copied = None
+        if nbytes > buffer.array.nbytes:
+            buffer.tensor = torch.empty(max(nbytes * 2, 1 << 16), dtype=torch.uint8, pin_memory=self._pin_memory)
+            buffer.array = buffer.tensor.numpy()
+        return buffer

@@ -25,6 +25,7 @@ def token_loss(model: CausalModel, token_ids: list[int], kv_dtype: str = "auto")
     batch: StepBatch = prefill_step(count, count, 1, _BLOCK_SIZE)
     request = batch.requests[0]
     request.token_ids = token_ids[:count]
+    batch.decode_ids = token_ids[: batch.num_decodes]
     request.blocks = list(range(blocks))
     builder = StepBuilder(_BLOCK_SIZE, 1, blocks)
     sizes = StepShape(count, 1, 1, blocks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -22,7 +23,7 @@ _IDLE_CHECK_SECONDS = 1.0  # idle for this long: verify that every block is acco
 class EngineWorker:
     """Runs an :class:`EngineCore` while there is work. ``submit`` and ``cancel`` may be called from any thread."""
 
-    def __init__(self, core: EngineCore):
+    def __init__(self, core: EngineCore[Any]):
         self.core = core
         self._wake = threading.Event()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -58,6 +59,12 @@ class EngineWorker:
         self._wake.set()
         return future
 
+    def settle(self) -> None:
+        """Return when the step in flight is over: whoever has ended has given everything back."""
+        if threading.current_thread() is not self._thread and self._thread.is_alive():
+            with contextlib.suppress(SitsError):
+                self.call(lambda: None).result()
+
     def close(self) -> None:
         """Cancel what is left and stop the thread. Safe to call twice."""
         self._stopping = True
@@ -71,17 +78,20 @@ class EngineWorker:
         last_work = monotonic()
         try:
             while not self._stopping:
+                if self._calls:
+                    self.core.drain()
                 while self._calls:
                     self._answer(*self._calls.popleft())
-                if scheduler.has_work:
+                if self.core.has_work:
                     self.core.step()
                     last_work, checked = monotonic(), False
                     continue
                 self._wake.wait(None if checked else _IDLE_CHECK_SECONDS)
                 self._wake.clear()
-                if not checked and not scheduler.has_work and monotonic() - last_work >= _IDLE_CHECK_SECONDS:
+                if not checked and not self.core.has_work and monotonic() - last_work >= _IDLE_CHECK_SECONDS:
                     scheduler.check_integrity()
                     checked = True
+            self.core.drain()
         except Exception as error:
             logger.exception("the engine stopped")
             self._failure = str(error) or type(error).__name__
@@ -100,6 +110,8 @@ class EngineWorker:
     def _end(self, requests: list[Request]) -> None:
         """Tell those who still wait that nothing more will come."""
         scheduler, reason = self.core.scheduler, self._failure or "the engine was closed"
+        for request in scheduler.take_touched():  # it may have stopped after they ended, before they were told
+            notify(request)
         for request in [one for leader in requests for one in (leader, *leader.followers)]:
             if request.finished:
                 continue

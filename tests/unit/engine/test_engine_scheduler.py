@@ -22,8 +22,9 @@ from sits.policy.victim_choice import CheapestFirst, NewestFirst
         (5, {"block_size": 1, "blocks": 150, "max_step_tokens": 17, "max_running": 17}),
     ],
 )
-def test_500_requests_under_pressure_end_with_the_right_tokens(run_pressured, oracle, seed, options):
-    engine, requests = run_pressured(seed, **options)
+def test_500_requests_under_pressure_end_with_the_right_tokens(run_pressured, oracle, overlap, seed, options):
+    engine, requests = run_pressured(seed, overlap=overlap, **options)
+    assert engine.device.most_ahead == 1 + overlap
     scheduler = engine.scheduler
     scheduler.check_integrity()
     assert scheduler.pool.used == 0
@@ -130,15 +131,17 @@ def test_cancel_at_every_moment(make_engine, make_request):
 
 def test_a_cancel_during_the_step_drops_its_token(make_engine, make_request):
     engine = make_engine()
+    told = []
     request = make_request("x", [1, 2], 6)
+    request.on_update = told.append
     engine.scheduler.add(request)
     batch = engine.scheduler.schedule()
     engine.scheduler.cancel(request)
-    engine.scheduler.complete(batch, engine.device.execute(batch))
+    engine.scheduler.complete(batch, engine.device.execute(batch).fetch())
     assert request.output_tokens == 0
     engine.run()
     assert request.finish_reason == "cancelled"
-    assert engine.scheduler.take_touched() == [request]
+    assert told == [request]
 
 
 def test_bad_logits_end_only_their_request_and_poison_no_cache(make_engine, make_request):
@@ -148,7 +151,7 @@ def test_bad_logits_end_only_their_request_and_poison_no_cache(make_engine, make
     engine.scheduler.add(good)
     engine.step()
     batch = engine.scheduler.schedule()
-    result = engine.device.execute(batch)
+    result = engine.device.execute(batch).fetch()
     engine.scheduler.complete(batch, StepResult([-1, result.tokens[1]]))
     assert bad.finish_reason == "error"
     assert "NaN" in bad.error

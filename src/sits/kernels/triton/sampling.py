@@ -39,11 +39,12 @@ def final_argmax_kernel(values, indices, out, SPLITS, BLOCK: tl.constexpr, PDL: 
     tl.store(out + row, tl.where(finite, at, -1).to(tl.int64))
 
 
-def argmax_finite(logits: torch.Tensor) -> torch.Tensor:
+def argmax_finite(logits: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """logits[B, V] of any float type -> int64 [B]: the largest logit's index, the lowest on a tie.
 
     -1 where the row has a NaN or +Inf, or nothing but -Inf: the check costs no pass of its own. Two launches, no
-    synchronisation, safe under CUDA graph capture; each logit is read once in its own type.
+    synchronisation, safe under CUDA graph capture; each logit is read once in its own type. ``out[B]`` int64 takes
+    the result if it is given.
     """
     rows, vocabulary = logits.shape
     if logits.stride(-1) != 1:
@@ -51,7 +52,8 @@ def argmax_finite(logits: torch.Tensor) -> torch.Tensor:
     splits = triton.cdiv(vocabulary, _BLOCK)
     values = torch.empty((rows, splits), dtype=torch.float32, device=logits.device)
     indices = torch.empty((rows, splits), dtype=torch.int32, device=logits.device)
-    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if out is None:
+        out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     options = pdl_options(logits)
     if rows:
         partial_argmax_kernel[(rows, splits)](
