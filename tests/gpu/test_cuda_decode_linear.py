@@ -1,4 +1,4 @@
-"""The small-batch tensor-core linear against float64: every epilogue, odd shapes, poisoned outputs."""
+"""The small-batch tensor-core linear against float64: odd shapes, poisoned outputs."""
 
 from __future__ import annotations
 
@@ -6,15 +6,7 @@ import pytest
 import torch
 
 from sits.kernels.cuda import module
-from sits.kernels.cuda.decode_linear import (
-    PLAIN,
-    RESIDUAL,
-    SILU_MUL,
-    Shape,
-    decode_linear,
-    default_shape,
-    square_parts,
-)
+from sits.kernels.cuda.decode_linear import Shape, decode_linear, default_shape
 from sits.kernels.cuda.int4_layout import PackedInt4, pack_int4, unpack_int4
 from sits.kernels.cuda.small import EMBED_PARTS, embed, make_dense
 
@@ -47,56 +39,29 @@ def test_plain(dtype: torch.dtype, minimum: bool, batch: int) -> None:
         x = torch.randn(batch, columns, dtype=dtype, device=DEVICE)
         bias = torch.randn(rows, dtype=dtype, device=DEVICE)
         y = torch.full((batch, rows), float("nan"), dtype=dtype, device=DEVICE)
-        decode_linear(weight, x, y, epilogue=PLAIN, bias=bias)
+        decode_linear(weight, x, y, bias=bias)
         reference = x.double() @ unpack_int4(weight).double().T + bias.double()
         assert relative_error(y, reference) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("batch", [1, 4, 8, 16])
-def test_dense(dtype: torch.dtype, batch: int) -> None:
-    for rows, columns in [(256, 512), (1001, 264)]:
-        weight = torch.randn(rows, columns, dtype=dtype, device=DEVICE) * 0.05
-        x = torch.randn(batch, columns, dtype=dtype, device=DEVICE)
-        y = torch.full((batch, rows), float("nan"), dtype=dtype, device=DEVICE)
-        decode_linear(weight, x, y)
-        assert relative_error(y, x.double() @ weight.double().T) < TOLERANCE[dtype]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("batch", [1, 3, 8, 16])
 @pytest.mark.parametrize("shape", [Shape(1, 4, 4, 4), Shape(2, 8, 4, 1), Shape(4, 4, 2, 1)])
-def test_chain_of_residual_norm_and_silu(dtype: torch.dtype, batch: int, shape: Shape) -> None:
-    """down (residual add, gain, squares) -> gate_up (row scale, silu * up): what two halves of a layer do."""
-    hidden, inner, eps = 528, 1024, 1e-5
-    down = random_int4(hidden, inner, dtype, False)
-    gate_up = random_int4(2 * inner, hidden, dtype, False, interleaved=True)
-    x = torch.randn(batch, inner, dtype=dtype, device=DEVICE)
-    residual = torch.randn(batch, hidden, dtype=dtype, device=DEVICE)
-    gain = torch.rand(hidden, dtype=dtype, device=DEVICE) + 0.5
-    before = residual.double()
-    gained = torch.full_like(residual, float("nan"))
-    squares = torch.full((batch, square_parts(hidden, shape)), float("nan"), device=DEVICE)
-    decode_linear(
-        down, x, residual, epilogue=RESIDUAL, next_gain=gain, gained=gained, squares_out=squares, shape=shape
-    )
-    summed = before + x.double() @ unpack_int4(down).double().T
-    assert relative_error(residual, summed) < TOLERANCE[dtype]
-    assert relative_error(gained, summed * gain.double()) < TOLERANCE[dtype]
-    assert relative_error(squares.sum(1), (residual.double() ** 2).sum(1)) < 1e-5
-
-    y = torch.full((batch, inner), float("nan"), dtype=dtype, device=DEVICE)
-    decode_linear(gate_up, gained, y, epilogue=SILU_MUL, squares_in=squares, eps=eps, shape=shape)
-    normed = summed * torch.rsqrt(summed.pow(2).mean(1, keepdim=True) + eps) * gain.double()
-    gate, up = (normed @ unpack_int4(gate_up).double().T).chunk(2, dim=1)
-    assert relative_error(y, torch.nn.functional.silu(gate) * up) < 2 * TOLERANCE[dtype]
+def test_norm_from_partial_sums_of_squares(dtype: torch.dtype, batch: int, shape: Shape) -> None:
+    weight = random_int4(528, 1024, dtype, False)
+    x = torch.randn(batch, 1024, dtype=dtype, device=DEVICE)
+    squares = torch.rand(batch, 37, device=DEVICE) * 100
+    y = torch.full((batch, 528), float("nan"), dtype=dtype, device=DEVICE)
+    decode_linear(weight, x, y, squares_in=squares, eps=1e-5, shape=shape)
+    scale = torch.rsqrt(squares.double().sum(1, keepdim=True) / 1024 + 1e-5)
+    assert relative_error(y, (x.double() @ unpack_int4(weight).double().T) * scale) < TOLERANCE[dtype]
 
 
 def test_inf_in_the_input_reaches_only_its_own_row() -> None:
     weight = random_int4(64, 256, torch.float16, False)
     x = torch.randn(3, 256, dtype=torch.float16, device=DEVICE)
     clean = torch.empty(3, 64, dtype=torch.float16, device=DEVICE)
-    decode_linear(weight, x, clean, shape=default_shape(3, 64, 256, False))
+    decode_linear(weight, x, clean, shape=default_shape(3, 64))
     x[1, 7] = float("inf")
     y = torch.empty_like(clean)
     decode_linear(weight, x, y)

@@ -94,7 +94,7 @@ def test_exponential_gaps_pass_and_constant_gaps_fail(seed: int) -> None:
     assert p < 1e-3
 
 
-def test_kolmogorov_agrees_with_scipy() -> None:
+def test_kolmogorov_and_rank_test_agree_with_scipy() -> None:
     scipy = pytest.importorskip("scipy.stats")
     rng = np.random.default_rng(0)
     for n in (10, 50, 500):
@@ -103,3 +103,40 @@ def test_kolmogorov_agrees_with_scipy() -> None:
         oracle = scipy.kstest(gaps, scipy.expon(scale=0.5).cdf)
         assert distance == pytest.approx(oracle.statistic, abs=1e-12)
         assert p == pytest.approx(oracle.pvalue, abs=0.02)
+        a, b = rng.integers(0, 20, n).astype(float), rng.integers(2, 22, n).astype(float)
+        ours = statistics.mann_whitney(a, b)
+        theirs = scipy.mannwhitneyu(a, b, alternative="two-sided", method="asymptotic")
+        assert ours.u == pytest.approx(theirs.statistic)
+        assert ours.p_value == pytest.approx(theirs.pvalue, rel=1e-6)
+
+
+def test_rank_test_of_equal_samples_finds_nothing() -> None:
+    same = statistics.mann_whitney(np.full(20, 3.0), np.full(20, 3.0))
+    assert same.p_value == 1.0
+    assert same.superiority == 0.5
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "worse_when_higher", "verdict"),
+    [
+        (1.05, 1.20, True, "worse"),
+        (1.05, 1.20, False, "better"),
+        (0.80, 0.95, True, "better"),
+        (0.80, 0.95, False, "worse"),
+        (0.98, 1.02, True, "same"),
+        (0.98, 1.02, False, "same"),
+        (1.01, 1.20, True, "too_noisy"),
+        (0.50, 2.00, True, "too_noisy"),
+        (None, None, True, "too_noisy"),
+        (math.nan, 1.0, True, "too_noisy"),
+    ],
+)
+def test_regression_verdict(low: float | None, high: float | None, worse_when_higher: bool, verdict: str) -> None:
+    assert statistics.regression_verdict(low, high, 0.03, worse_when_higher) == verdict
+
+
+@given(st.floats(0.2, 5.0), st.floats(1.0, 2.0), st.floats(0.0, 0.2))
+def test_a_verdict_never_calls_an_interval_around_one_worse(low: float, width: float, tolerance: float) -> None:
+    verdict = statistics.regression_verdict(low, low * width, tolerance)
+    if low <= 1.0 <= low * width:
+        assert verdict in ("same", "too_noisy")

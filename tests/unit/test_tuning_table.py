@@ -18,14 +18,15 @@ def _own_cache(tmp_path, monkeypatch):
 def test_shipped_table_is_read_and_names_what_exists():
     steps = tuning.load_table("NVIDIA H200")["linear_int4"]["*"]
     assert steps[-1][0] is None
-    assert {name for _, name in steps} <= {"cuda", "triton", "humming", "dense"}
+    assert {name for _, name in steps} <= {"wgmma", "cuda", "triton", "humming", "dense"}
 
 
 def test_choice_by_batch_and_what_is_available():
-    every = {"cuda", "humming", "triton"}
+    every = {"cuda", "wgmma", "dense", "triton"}
     assert tuning.choose("linear_int4", "NVIDIA H200", 1, (64, 64), every, "triton") == "cuda"
-    assert tuning.choose("linear_int4", "NVIDIA H200", 4096, (64, 64), every, "triton") == "humming"
-    assert tuning.choose("linear_int4", "NVIDIA H200", 1, (64, 64), {"humming"}, "triton") == "humming"
+    assert tuning.choose("linear_int4", "NVIDIA H200", 4096, (64, 64), every, "triton") == "dense"
+    assert tuning.choose("linear_int4", "NVIDIA H200", 64, (64, 64), every, "triton") == "wgmma"
+    assert tuning.choose("linear_int4", "NVIDIA H200", 1, (64, 64), {"dense"}, "triton") == "dense"
     assert tuning.choose("linear_int4", "Some Card", 1, (64, 64), every, "triton") == "triton"
 
 

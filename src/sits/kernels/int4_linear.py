@@ -1,9 +1,9 @@
 """``linear_int4`` on CUDA: several kernels hold the weight in their own order, the measured table picks one a batch.
 
-Kernels: ``cuda`` (tensor-core GEMV with programmatic dependent launch, small batches, Hopper), ``dense`` (the same
-layout made dense in a scratch, then cuBLAS: prompts), ``humming`` (package ``humming-kernels``, middle batches),
-``triton`` (portable). A weight is packed for one kernel when it is loaded. Humming's second copy is made only
-for an engine that may decode more rows at once than the GEMV takes, before the KV cache takes the memory.
+Kernels: ``wgmma`` (Hopper, up to some hundred rows), ``cuda`` (tensor-core GEMV of up to 16 rows: Hopper, for shapes
+wgmma does not take, and for qkv, whose tiles fill a device badly), ``dense`` (either layout made dense in a scratch,
+then cuBLAS: prompts), ``humming`` (package ``humming-kernels``: other NVIDIA cards, or where it is asked for),
+``triton`` (portable).
 """
 
 from __future__ import annotations
@@ -57,28 +57,34 @@ class PackedForCuda:
 
     def to_codes(self) -> Any:
         """The neutral form (scales as the layout keeps them)."""
-        if "cuda" in self.layouts:
+        if "wgmma" in self.layouts:
+            parts = _own().unpack_blocks(self.layouts["wgmma"], self.group_size)
+        elif "cuda" in self.layouts:
             parts = _own().unpack_codes(self.layouts["cuda"], self.group_size)
         else:
             parts = portable.unpack_rows(self.layouts["triton"])
         return self.codes_type(*parts, self.group_size)
 
     def prepare_for_batch(self, rows: int) -> None:
-        """Make Humming's copy if steps of up to ``rows`` rows need it. ``SITS_INT4_GEMM=dense`` does without."""
-        own = self.layouts.get("cuda")
-        if own is None or rows <= _own().MAX_BATCH or os.environ.get("SITS_INT4_GEMM", "humming") != "humming":
+        """Make Humming's copy if steps of up to ``rows`` rows need it: no other kernel here is made for them, or
+        ``SITS_INT4_GEMM=humming`` asks for it."""
+        own = self.layouts.get("wgmma") or self.layouts.get("cuda")
+        asked = os.environ.get("SITS_INT4_GEMM", "")
+        if own is None or rows <= _own().MAX_BATCH or (asked or "humming") != "humming":
             return
-        if humming.available() and humming.can_pack(self.shape[1], self.shape[0], self.group_size):
+        if ("wgmma" not in self.layouts or asked) and self._humming_fits(own.dtype):
             self.layout("humming", own.dtype)
             self.chosen.clear()
 
     def usable(self, rows: int, dtype: torch.dtype) -> set[str]:
         """Kernels that can multiply this weight by ``rows`` rows of ``dtype`` without another copy of it."""
-        names = {"triton"} if "triton" in self.layouts or "cuda" not in self.layouts else set()
-        own = self.layouts.get("cuda")
-        if own is not None and dtype == own.dtype:
-            names |= {"cuda", "dense"} if rows <= _own().MAX_BATCH else {"dense"}
-        if f"humming-{dtype}" in self.layouts or ("cuda" not in self.layouts and self._humming_fits(dtype)):
+        held = {name for name in ("wgmma", "cuda") if name in self.layouts and self.layouts[name].dtype == dtype}
+        names = {"triton"} if "triton" in self.layouts or not held else set()
+        if held:
+            names |= held | {"dense"}
+            if rows > _own().MAX_BATCH:
+                names.discard("cuda")
+        if f"humming-{dtype}" in self.layouts or (not held and self._humming_fits(dtype)):
             names.add("humming")
         return (names or {"triton"}) - self.refused
 
@@ -87,7 +93,8 @@ class PackedForCuda:
 
     def layout(self, name: str, dtype: torch.dtype) -> Any:
         """The weight in a kernel's order, made now if it has to be; None when this kernel cannot hold it."""
-        key = {"humming": f"humming-{dtype}", "dense": "cuda"}.get(name, name)
+        dense = "wgmma" if "wgmma" in self.layouts else "cuda"
+        key = {"humming": f"humming-{dtype}", "dense": dense}.get(name, name)
         if key not in self.layouts and name not in self.refused:
             made = make_layout(name, self.to_codes(), dtype, self.gate_up)
             if made is None:
@@ -100,7 +107,15 @@ class PackedForCuda:
 def make_layout(name: str, codes: Any, dtype: torch.dtype, gate_up: bool = False) -> Any:
     """``codes`` (an ``Int4Codes``) in the order of one kernel, or None when it has no form for them."""
     symmetric = codes.is_symmetric()
-    if name in ("cuda", "dense"):
+    if name == "dense":
+        return make_layout("wgmma", codes, dtype, gate_up) or make_layout("cuda", codes, dtype, gate_up)
+    if name == "wgmma":
+        own = _own()
+        if own is None or dtype not in HALF or not own.can_pack_blocks(*codes.shape, codes.group_size):
+            return None
+        minimum = None if symmetric else codes.minimum
+        return own.pack_blocks(codes.q, codes.scale, minimum, codes.group_size, dtype, gate_up)
+    if name == "cuda":
         own = _own()
         if own is None or dtype not in HALF or not own.can_pack(codes.shape[1], codes.group_size):
             return None
@@ -115,17 +130,19 @@ def make_layout(name: str, codes: Any, dtype: torch.dtype, gate_up: bool = False
 
 
 def prepare(weight: Any) -> None:
-    """Replace ``weight.codes`` by its first layout: the GEMV's where it runs, else the portable one."""
+    """Replace ``weight.codes`` by the layouts that this card and the place in the model call for."""
     codes = weight.codes
     if codes is None:
         return
     gate_up, dtype = weight.role == "gate_up_proj", weight.activation_dtype or torch.bfloat16
-    first = "cuda"
-    layout = make_layout(first, codes, dtype, gate_up)
-    if layout is None:
-        first = "triton"
-        layout = make_layout(first, codes, dtype)
-    packed = PackedForCuda({first: layout}, type(codes), codes.shape, codes.group_size, gate_up)
+    layouts: dict[str, Any] = {}
+    for name in ("wgmma", "cuda", "triton"):
+        if layouts and not (name == "cuda" and weight.role == "qkv_proj"):
+            continue
+        layout = make_layout(name, codes, dtype, gate_up)
+        if layout is not None:
+            layouts[name] = layout
+    packed = PackedForCuda(layouts, type(codes), codes.shape, codes.group_size, gate_up)
     weight.packed, weight.codes = packed, None
 
 
@@ -136,6 +153,8 @@ def multiply(name: str, x: torch.Tensor, packed: PackedForCuda, bias: torch.Tens
         return portable.int4_linear(x, packed.layout("triton", x.dtype), bias)
     if name == "humming":
         return humming.linear(x, layout, bias)
+    if name == "wgmma":
+        return _own().middle_linear(x, layout, bias)
     if name == "cuda":
         return _own().small_linear(x, layout, bias)
     if name == "dense" and int4_fp8.wanted(x.shape[0], layout):
@@ -150,7 +169,7 @@ def pick(packed: PackedForCuda, rows: int, dtype: torch.dtype) -> str:
     name = packed.chosen.get((rows, dtype))
     if name is None:
         usable = packed.usable(rows, dtype)
-        order = ("cuda", "humming", "dense", "triton")
+        order = ("wgmma", "cuda", "humming", "dense", "triton")
         default = next(key for key in order if key in usable)
         name = tuning.choose("linear_int4", _card(), rows, packed.shape, usable, default)
         packed.chosen[rows, dtype] = name
@@ -179,5 +198,5 @@ def _register_single(name: str, priority: int) -> None:
         return multiply(name if fits else pick(weight.packed, x.shape[0], x.dtype), x, weight.packed, bias)
 
 
-for _name, _priority in (("triton", 10), ("humming", 5), ("cuda", 4), ("dense", 3)):
+for _name, _priority in (("triton", 10), ("humming", 5), ("wgmma", 5), ("cuda", 4), ("dense", 3)):
     _register_single(_name, _priority)

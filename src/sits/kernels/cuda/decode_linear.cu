@@ -12,11 +12,10 @@
 //  * the k index inside a group of 32 is permuted alike on both sides: lane (g, t) of a warp, g = lane / 4, t = lane % 4,
 //    takes k = 8 t .. 8 t + 7 of each group, so that its x fragment is one 16-byte load.
 //
-// Compile-time: WEIGHT 0 = int4 codes with one 16-bit scale per 32 (layout: see decode_linear.py), 1 = dense 16-bit
-// row-major; BF16; MT; XROWS (batch rows a tile of 8 can hold: 1, 2, 4, 8; 8 when MT > 1); RT; WARPS; STAGES (even); HAS_MIN
-// (w = q s + m, else (q - 8) s); EPILOGUE 0 = y = r * acc + bias, 1 = residual add, 2 = silu(gate) * up; NORM (r = 1 / root mean
-// square of the input row, else 1); FULL_K (K is a multiple of 64); INTERLEAVED (EPILOGUE 0: rows of gate and up in eights are
-// put back in order). No CUDA headers: NVRTC needs no include path then.
+// Weights are int4 codes with one 16-bit scale per 32 (layout: see int4_layout.py). Compile-time: BF16; MT; XROWS (batch rows a
+// tile of 8 can hold: 1, 2, 4, 8; 8 when MT > 1); RT; WARPS; STAGES (even); HAS_MIN (w = q s + m, else (q - 8) s); NORM (y = r * acc
+// + bias, r = 1 / root mean square of the input row, else 1); FULL_K (K is a multiple of 64); INTERLEAVED (rows of gate and up
+// in eights are put back in order). No CUDA headers: NVRTC needs no include path then.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -44,11 +43,6 @@ static __device__ __forceinline__ u32x4 load_x(const void* p) {  // written by t
 [[maybe_unused]] static __device__ __forceinline__ float load_f32(const float* p) {  // written by the kernel before: not through .nc
     float v;
     asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
-    return v;
-}
-[[maybe_unused]] static __device__ __forceinline__ u16 load_u16(const u16* p) {
-    u16 v;
-    asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
     return v;
 }
 
@@ -119,31 +113,24 @@ static __device__ __forceinline__ void mma(
 }
 
 struct Arguments {
-    const void* weight;      // int4: u32x4 [tiles][chunks][32]; dense: 16-bit [N][K]
+    const void* weight;      // u32x4 [tiles][chunks][32]
     const void* scales;      // u32x2 [tiles][chunks][8]
     const void* minimums;    // the same, or null
     const u16* x;            // [M][K]
-    u16* y;                  // EPILOGUE 0: [M][N]; 1: the residual [M][N], updated in place; 2: [M][N / 2]
-    const u16* bias;         // [N] or null (not for EPILOGUE 2)
-    const u16* next_gain;    // EPILOGUE 1: weight of the norm that follows, [N]
-    u16* gained;             // EPILOGUE 1: residual * next_gain, [M][N]
-    float* squares_out;      // EPILOGUE 1: partial sums of squares, [M][groups]
+    u16* y;                  // [M][N]
+    const u16* bias;         // [N] or null
     const float* squares_in; // NORM: partial sums of squares of the input rows, [M][squares_count]
     int squares_count;
     float eps;
     float multiplier;        // of the whole weight: a power of two that keeps the 16-bit scales in range
-    int M, N, K;             // N counts rows of the weight (gate and up together for EPILOGUE 2)
+    int M, N, K;
 };
 
 struct Fragment {  // one chunk of 64 k of one tile, this lane's part
-#if WEIGHT == 0
     u32x4 q;
     u32x2 s;
 #if HAS_MIN
     u32x2 m;
-#endif
-#else
-    u32x4 low[2], high[2];  // rows g and g + 8, both halves of the chunk
 #endif
 };
 
@@ -152,49 +139,25 @@ struct Source {
     const u32x4* q;
     const u32x2* s;
     const u32x2* m;
-    const u16 *low, *high;
 
     __device__ __forceinline__ Source(const Arguments& p, int tile, int first_chunk, int chunks, int lane) {
-#if WEIGHT == 0
         const size_t at = (size_t)min(tile, (p.N + 15) / 16 - 1) * chunks + first_chunk;
         q = (const u32x4*)p.weight + at * 32 + lane;
         s = (const u32x2*)p.scales + at * 8 + (lane >> 2);
         m = (const u32x2*)p.minimums + at * 8 + (lane >> 2);
-#else
-        const int row = tile * 16 + (lane >> 2);
-        const u16* base = (const u16*)p.weight + first_chunk * 64 + (lane & 3) * 8;
-        low = base + (size_t)min(row, p.N - 1) * p.K;
-        high = base + (size_t)min(row + 8, p.N - 1) * p.K;
-#endif
     }
     __device__ __forceinline__ void fetch(Fragment& f, int steps_on, int columns_left) const {
-#if WEIGHT == 0
         f.q = load_weights(q + steps_on * WARPS * 32);
         f.s = load_scales(s + steps_on * WARPS * 8);
 #if HAS_MIN
         f.m = load_scales(m + steps_on * WARPS * 8);
 #endif
-#else
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            f.low[half] = f.high[half] = u32x4{0, 0, 0, 0};
-            if (FULL_K || half * 32 < columns_left) {  // columns left for this lane, from its first one of the chunk on
-                f.low[half] = load_weights(low + steps_on * WARPS * 64 + half * 32);
-                f.high[half] = load_weights(high + steps_on * WARPS * 64 + half * 32);
-            }
-        }
-#endif
     }
     __device__ __forceinline__ void advance() {
-#if WEIGHT == 0
         q += STAGES * WARPS * 32;
         s += STAGES * WARPS * 8;
 #if HAS_MIN
         m += STAGES * WARPS * 8;
-#endif
-#else
-        low += STAGES * WARPS * 64;
-        high += STAGES * WARPS * 64;
 #endif
     }
 };
@@ -228,7 +191,6 @@ struct InputSource {
 static __device__ __forceinline__ void multiply(const Fragment (&f)[RT], u32x4 (&x)[MT][2], float (&acc)[RT][MT][4]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-#if WEIGHT == 0
         const float zero[4] = {0.f, 0.f, 0.f, 0.f};
         float start[MT][4];
 #if HAS_MIN
@@ -246,10 +208,8 @@ static __device__ __forceinline__ void multiply(const Fragment (&f)[RT], u32x4 (
             mma(sum[t], ONE, ONE, SIXTEEN, SIXTEEN, b.c, b.d, sum[t]);
 #endif
         }
-#endif
 #pragma unroll
         for (int r = 0; r < RT; ++r) {
-#if WEIGHT == 0
             u32 low[4], high[4];  // rows g and g + 8: four pairs of k each
             unpack(half ? f[r].q.c : f[r].q.a, low);
             unpack(half ? f[r].q.d : f[r].q.b, high);
@@ -273,28 +233,17 @@ static __device__ __forceinline__ void multiply(const Fragment (&f)[RT], u32x4 (
 #endif
                 }
             }
-#else
-            const u32x4 l = f[r].low[half], h = f[r].high[half];
-#pragma unroll
-            for (int t = 0; t < MT; ++t) {
-                const u32x4& b = x[t][half];
-                mma(acc[r][t], l.a, h.a, l.b, h.b, b.a, b.b, acc[r][t]);
-                mma(acc[r][t], l.c, h.c, l.d, h.d, b.c, b.d, acc[r][t]);
-            }
-#endif
         }
     }
 }
 
 // Adds up the warps' partial sums of the CTA's tiles and finishes them; warp t takes batch rows 8 t .. 8 t + 7.
 static __device__ __forceinline__ void finish(
-    const Arguments& p, const float (*partial)[RT * MT * 4][32], const float* row_scale, int group, int groups, int warp,
-    int lane) {
+    const Arguments& p, const float (*partial)[RT * MT * 4][32], const float* row_scale, int group, int warp, int lane) {
     const int g = lane >> 2, t4 = lane & 3;
 #pragma unroll
     for (int t = 0; t < MT; ++t) {
         if (t % WARPS != warp) continue;
-        [[maybe_unused]] float squares[2] = {0.f, 0.f};
 #pragma unroll
         for (int r = 0; r < RT; ++r) {
             float sum[4] = {0.f, 0.f, 0.f, 0.f};
@@ -302,48 +251,22 @@ static __device__ __forceinline__ void finish(
             for (int v = 0; v < WARPS; ++v)
 #pragma unroll
                 for (int i = 0; i < 4; ++i) sum[i] += partial[v][(r * MT + t) * 4 + i][lane];
-            [[maybe_unused]] const int row = (group * RT + r) * 16 + g;
+            const int row = (group * RT + r) * 16 + g;
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 const int m = t * 8 + t4 * 2 + j;
                 if (m >= p.M) continue;
                 const float factor = NORM ? row_scale[m] * p.multiplier : p.multiplier;
-                float top = sum[j] * factor, bottom = sum[2 + j] * factor;
-#if EPILOGUE == 2
-                const int n = (group * RT + r) * 8 + g;
-                if (n < p.N / 2) p.y[(size_t)m * (p.N / 2) + n] = from_float(top / (1.f + __expf(-top)) * bottom);
-#else
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const int n = INTERLEAVED ? (row - g) / 2 + g + half * (p.N / 2) : row + half * 8;
                     if (INTERLEAVED ? row >= p.N : n >= p.N) continue;
-                    float value = half ? bottom : top;
-                    u16* y = p.y + (size_t)m * p.N + n;
+                    float value = sum[2 * half + j] * factor;
                     if (p.bias) value += to_float(p.bias[n]);
-#if EPILOGUE == 1
-                    const u16 rounded = from_float(to_float(load_u16(y)) + value);
-                    value = to_float(rounded);
-                    *y = rounded;
-                    p.gained[(size_t)m * p.N + n] = from_float(value * to_float(p.next_gain[n]));
-                    squares[j] += value * value;
-#else
-                    *y = from_float(value);
-#endif
+                    p.y[(size_t)m * p.N + n] = from_float(value);
                 }
-#endif
             }
         }
-#if EPILOGUE == 1
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {  // over the 8 lanes that hold the same batch row, in a fixed order
-            float sum = squares[j];
-            sum += __shfl_xor_sync(~0u, sum, 4);
-            sum += __shfl_xor_sync(~0u, sum, 8);
-            sum += __shfl_xor_sync(~0u, sum, 16);
-            const int m = t * 8 + t4 * 2 + j;
-            if (g == 0 && m < p.M) p.squares_out[(size_t)m * groups + group] = sum;
-        }
-#endif
     }
 }
 
@@ -418,5 +341,5 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) decode_line
 #pragma unroll
             for (int i = 0; i < 4; ++i) partial[warp][(r * MT + t) * 4 + i][lane] = acc[r][t][i];
     __syncthreads();
-    finish(p, partial, row_scale, group, gridDim.x, warp, lane);
+    finish(p, partial, row_scale, group, warp, lane);
 }

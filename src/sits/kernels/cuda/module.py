@@ -39,12 +39,17 @@ def compile_source(source: str, defines: dict[str, int], architecture: str) -> b
 
     options = [f"--gpu-architecture={architecture}", "-std=c++17", "--use_fast_math"]
     options += [f"-D{name}={value}" for name, value in sorted(defines.items())]
+    headers = {file.name: file.read_text() for file in sorted(SOURCES.glob("*.cuh")) if file.name in source}
     version = ".".join(str(part) for part in _check(nvrtc.nvrtcVersion(), "nvrtcVersion"))
-    key = hashlib.blake2b("\0".join([version, source, *options]).encode(), digest_size=16).hexdigest()
+    everything = "\0".join([version, source, *headers.values(), *options])
+    key = hashlib.blake2b(everything.encode(), digest_size=16).hexdigest()
     cached = cache_folder() / f"{key}.cubin"
     if cached.is_file():
         return cached.read_bytes()
-    program = _check(nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], []), "nvrtcCreateProgram")
+    texts, names = [text.encode() for text in headers.values()], [name.encode() for name in headers]
+    program = _check(
+        nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", len(headers), texts, names), "nvrtcCreateProgram"
+    )
     (code,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
     if int(code) != 0:
         log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program), "nvrtcGetProgramLogSize")
@@ -70,7 +75,7 @@ def _store(path: Path, binary: bytes) -> None:
 class Kernel:
     """A compiled kernel on the current device."""
 
-    def __init__(self, file: str, name: str, defines: dict[str, int], shared_bytes: int = 0):
+    def __init__(self, file: str, name: str, defines: dict[str, int], shared_bytes: int = 0, prefix: str = ""):
         import torch
         from cuda.bindings import driver
 
@@ -78,7 +83,7 @@ class Kernel:
         torch.cuda.current_stream()  # the primary context must exist before a module is loaded into it
         major, minor = torch.cuda.get_device_capability()
         suffix = "a" if major >= 9 else ""
-        binary = compile_source((SOURCES / file).read_text(), defines, f"sm_{major}{minor}{suffix}")
+        binary = compile_source(prefix + (SOURCES / file).read_text(), defines, f"sm_{major}{minor}{suffix}")
         self._module = _check(driver.cuModuleLoadData(binary), "cuModuleLoadData")
         self._function = _check(driver.cuModuleGetFunction(self._module, name.encode()), "cuModuleGetFunction")
         self.shared_bytes = shared_bytes
@@ -106,6 +111,55 @@ class Kernel:
         _check(
             self._driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0), "cuLaunchKernelEx"
         )
+
+    def resident_clusters(self, size: int, threads: int) -> int:
+        """Clusters of ``size`` CTAs that can be on the device at once (a persistent grid must not be larger)."""
+        driver = self._driver
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = size, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes = self.shared_bytes
+        dimension = driver.CUlaunchAttribute()
+        dimension.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        dimension.value.clusterDim.x, dimension.value.clusterDim.y, dimension.value.clusterDim.z = size, 1, 1
+        config.attrs = [dimension]
+        config.numAttrs = 1
+        return int(
+            _check(driver.cuOccupancyMaxActiveClusters(self._function, config), "cuOccupancyMaxActiveClusters")
+        )
+
+
+def tensor_map(matrix: Any, box_rows: int, box_chunks: int) -> Any:
+    """128 bytes that describe a contiguous 16-bit matrix to the copy engine.
+
+    [rows, columns] is seen as [columns / 64, rows, 64] (columns must be a multiple of 64). A box of it is
+    [box_chunks, box_rows, 64] in the 128-byte swizzle, zeros outside the matrix.
+    """
+    import torch
+    from cuda.bindings import driver
+
+    kind = driver.CUtensorMapDataType
+    rows, columns = matrix.shape
+    encoded = _check(
+        driver.cuTensorMapEncodeTiled(
+            kind.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+            if matrix.dtype == torch.bfloat16
+            else kind.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            3,
+            matrix.data_ptr(),
+            [driver.cuuint64_t(64), driver.cuuint64_t(rows), driver.cuuint64_t(columns // 64)],
+            [driver.cuuint64_t(columns * 2), driver.cuuint64_t(128)],
+            [driver.cuuint32_t(64), driver.cuuint32_t(box_rows), driver.cuuint32_t(box_chunks)],
+            [driver.cuuint32_t(1)] * 3,
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        ),
+        "cuTensorMapEncodeTiled",
+    )
+    words = (ctypes.c_uint64 * 16)(*(int(word) for word in encoded.opaque))
+    return (ctypes.c_ubyte * 128).from_buffer(words)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Launch the helpers of ``small.cu``: the first operator of a fused decode step, and dense weights for prefill."""
+"""Launch ``small.cu``: the first operator of a fused decode step; dense or e4m3 weights for prefill."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from sits.kernels.cuda.int4_layout import PackedInt4
 from sits.kernels.cuda.module import Kernel
+from sits.kernels.cuda.wgmma_layout import WgmmaInt4
 
 EMBED_PARTS = 4  # CTAs a row: enough to hide the latency of one row, few enough to sum up quickly
 
@@ -28,9 +29,17 @@ class _DenseArguments(ctypes.Structure):
     )
 
 
+class _BlockArguments(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("blocks", "row_factor", "out")),
+        ("fp8_factor", ctypes.c_float),
+        *((name, ctypes.c_int) for name in ("N", "K", "chunks", "block_bytes", "interleaved")),
+    )
+
+
 @functools.cache
-def _kernel(name: str, bf16: bool) -> Kernel:
-    return Kernel("small.cu", name, {"BF16": int(bf16)})
+def _kernel(name: str, bf16: bool, fp8: bool = False) -> Kernel:
+    return Kernel("small.cu", name, {"BF16": int(bf16), "FP8": int(fp8)})
 
 
 def embed(
@@ -53,13 +62,44 @@ def _scratch(device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
     return [torch.empty(0, dtype=dtype, device=device)]
 
 
-def make_dense(weight: PackedInt4, dtype: torch.dtype) -> torch.Tensor:
+def _dense_scratch(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    holder = _scratch(device, dtype)
+    if holder[0].numel() < rows * columns:
+        holder[0] = torch.empty(rows * columns, dtype=dtype, device=device)
+    return holder[0][: rows * columns].view(rows, columns)
+
+
+def make_fp8(weight: WgmmaInt4) -> tuple[torch.Tensor, torch.Tensor]:
+    """(e4m3 [N, K], float32 row scales [N]) of a packed weight.
+
+    The matrix is in a scratch that the next call overwrites. The scales are powers of two; relative to them no weight
+    exceeds 256.
+    """
+    times = 2.0**14 if weight.symmetric else 2.0**12
+    out = _dense_scratch(weight.rows, weight.columns, torch.float8_e4m3fn, weight.blocks.device)
+    _make_dense_blocks(weight, out, times)
+    return out, weight.factors_in_order() / times
+
+
+def _make_dense_blocks(weight: WgmmaInt4, out: torch.Tensor, fp8_factor: float) -> None:
+    tiles, chunks, size = weight.blocks.shape
+    arguments = _BlockArguments(
+        weight.blocks.data_ptr(), weight.row_factor.data_ptr(), out.data_ptr(), fp8_factor,
+        weight.rows, weight.columns, chunks, size, int(weight.interleaved),
+    )  # fmt: skip
+    kernel = _kernel("make_dense_blocks", weight.dtype == torch.bfloat16, out.dtype == torch.float8_e4m3fn)
+    kernel.launch((weight.columns // 64, tiles, 1), 128, arguments, overlap=False)
+
+
+def make_dense(weight: PackedInt4 | WgmmaInt4, dtype: torch.dtype) -> torch.Tensor:
     """The dense [N, K] of a packed weight, in a scratch that the next call overwrites (safe in stream order)."""
-    holder = _scratch(weight.codes.device, dtype)
-    size = weight.rows * weight.columns
-    if holder[0].numel() < size:
-        holder[0] = torch.empty(size, dtype=dtype, device=weight.codes.device)
-    out = holder[0][:size].view(weight.rows, weight.columns)
+    if isinstance(weight, WgmmaInt4):
+        if dtype != weight.dtype:
+            raise ValueError(f"a weight packed for {weight.dtype} cannot be made dense in {dtype}")
+        out = _dense_scratch(weight.rows, weight.columns, dtype, weight.blocks.device)
+        _make_dense_blocks(weight, out, 0.0)
+        return out
+    out = _dense_scratch(weight.rows, weight.columns, dtype, weight.codes.device)
     tiles, chunks = weight.codes.shape[:2]
     arguments = _DenseArguments(
         weight.codes.data_ptr(),

@@ -18,6 +18,7 @@ from sits.kernels.triton.launch import begin, pdl_options
 
 if TYPE_CHECKING:
     from sits.kernels.cuda.int4_layout import PackedInt4
+    from sits.kernels.cuda.wgmma_layout import WgmmaInt4
 
 LEAST_ROWS = 1024  # under it the scratch costs more than the faster product saves
 _WORDS = tl.constexpr(128)  # int32 words of a chunk: 16 rows x 64 columns
@@ -86,8 +87,12 @@ def row_scales(weight: PackedInt4) -> torch.Tensor:
     return scales
 
 
-def make_fp8(weight: PackedInt4) -> tuple[torch.Tensor, torch.Tensor]:
+def make_fp8(weight: PackedInt4 | WgmmaInt4) -> tuple[torch.Tensor, torch.Tensor]:
     """(e4m3 [N, K] in a scratch the next call overwrites, scales [N]); safe in stream order."""
+    if not hasattr(weight, "codes"):
+        from sits.kernels.cuda.small import make_fp8 as make_fp8_of_blocks
+
+        return make_fp8_of_blocks(weight)
     device, size = weight.codes.device, weight.rows * weight.columns
     if device not in _scratch or _scratch[device].numel() < size:
         _scratch[device] = torch.empty(size, dtype=torch.float8_e4m3fn, device=device)
@@ -103,14 +108,14 @@ def make_fp8(weight: PackedInt4) -> tuple[torch.Tensor, torch.Tensor]:
     return out, scales
 
 
-def wanted(rows: int, weight: PackedInt4) -> bool:
+def wanted(rows: int, weight: PackedInt4 | WgmmaInt4) -> bool:
     """Whether ``rows`` rows of activations should go this way."""
     if rows < LEAST_ROWS or os.environ.get("SITS_INT4_PREFILL", "exact") != "fp8":
         return False
     return weight.rows % 16 == 0 and weight.columns % 16 == 0 and torch.cuda.get_device_capability() >= (8, 9)
 
 
-def fp8_linear(x: torch.Tensor, weight: PackedInt4, bias: torch.Tensor | None) -> torch.Tensor:
+def fp8_linear(x: torch.Tensor, weight: PackedInt4 | WgmmaInt4, bias: torch.Tensor | None) -> torch.Tensor:
     """x[M, K] -> [M, N] in x's dtype."""
     from sits.kernels.fp8_linear import scaled_product
     from sits.kernels.triton.activation import quantize_fp8

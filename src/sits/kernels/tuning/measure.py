@@ -11,7 +11,7 @@ import torch
 from sits.kernels import int4_linear
 
 COLD_BYTES = 300_000_000  # rotated through, so that no launch finds its weight in the L2 cache
-KERNELS = ("cuda", "humming", "dense", "triton")
+KERNELS = ("wgmma", "cuda", "humming", "dense", "triton")
 PORTABLE_LIMIT = 64  # rows above which the portable kernel never wins and takes long to time
 
 
@@ -64,7 +64,8 @@ def time_shape(
             layout = int4_linear.make_layout(name, codes_of(rows, columns, group_size), dtype)
             if layout is None:
                 break
-            key = {"humming": f"humming-{dtype}", "dense": "cuda"}.get(name, name)
+            blocks = hasattr(layout, "blocks")  # what the dense scratch is made of
+            key = {"humming": f"humming-{dtype}", "dense": "wgmma" if blocks else "cuda"}.get(name, name)
             weights.append(int4_linear.PackedForCuda({key: layout}, object, shape, group_size))
         if len(weights) < copies:
             report(f"{rows}x{columns} {name}: cannot hold this weight")
@@ -91,6 +92,8 @@ def can_run(name: str, batch: int) -> bool:
     own = int4_linear._own()
     if name == "cuda":
         return own is not None and batch <= own.MAX_BATCH
+    if name == "wgmma":
+        return own is not None and batch <= 2 * own.WGMMA_ROWS
     if name == "dense":
         return own is not None and batch >= 64
     if name == "humming":

@@ -1,0 +1,311 @@
+// Linear layer for batches of 8 to some hundred rows: y[m, n] = sum_k W[n, k] * x[m, k], W in 4 bits, on Hopper's wgmma.
+//
+// The product is computed transposed: 64 weight rows are the M side of an instruction, NT batch rows its N side. A weight goes
+// from shared memory to registers, becomes a 16-bit float there (exact minus 8 or minus 1024, then one rounded product with
+// its group's scale, which is what dequantising to that type gives) and is the A operand; x is the B operand in shared
+// memory. Sums are float32.
+//
+// A CTA owns GR row tiles of 64. Its consumer warpgroups are GR x GK: GK of them take stages of KC chunks of 64 k in turn, each
+// with its own partial sums, added up through shared memory at the end. CK CTAs of a cluster split K further and exchange partial
+// sums through distributed shared memory, each finishing a share of the batch rows. A producer warp for weights and one for x
+// keep STAGES stages in flight. CTAs are persistent and the producers run ahead across tiles, so ramps are hidden. The first
+// weights are requested before waiting for the previous kernel (programmatic dependent launch).
+//
+// What decides the shape: a producer is one thread, 300 cycles a stage; a multiprocessor takes in 64 bytes a cycle at most, and x is
+// NT / 18 times the bytes of a row tile's weights (hence GR); 8192 rows are 128 row tiles for 132 multiprocessors (hence CK).
+//
+// Compile-time: NT (multiple of 8, at most 256), GR (1 or 2), GK, CK, KC, STAGES (at least GK), BF16,
+// HAS_MIN (w = q s + m, else (q - 8) s), NORM (scale each batch row by 1 / root mean square), EPILOGUE 0 = y = r * acc + bias,
+// 1 = residual add, gain and sums of squares, 2 = silu(gate) * up; PLAIN_ORDER (EPILOGUE 0 of interleaved rows: put gate and up
+// back in order); LATE: give a stage back when the next one has begun, so that products never pause (KC > 1; with KC = 1 always).
+// The host puts before this text: u16, u32, u64 and wgmma(float (&d)[NT / 2], u32 a0, a1, a2, a3, u64 descriptor).
+
+struct __align__(16) u32x4 { u32 a, b, c, d; };
+struct __align__(64) TensorMap { unsigned char bytes[128]; };
+
+struct Arguments {
+    TensorMap x;             // [K / 64][M][64], boxes of KC, NT, 64; 128-byte swizzle
+    const unsigned char* weight;  // [row tiles][chunks, a multiple of 4][BLOCK_BYTES]: see wgmma_layout.py
+    const float* row_factor; // [N, rounded up to 64]: every row's scales were divided by it
+    u16* y;                  // EPILOGUE 0: [M][N]; 1: the residual [M][N], updated in place; 2: [M][N / 2]
+    const u16* bias;         // [N] or null (not for EPILOGUE 2)
+    const u16* next_gain;    // EPILOGUE 1: weight of the norm that follows, [N]
+    u16* gained;             // EPILOGUE 1: residual * next_gain, [M][N]
+    float* squares_out;      // EPILOGUE 1: partial sums of squares, [M][row tiles]
+    const float* squares_in; // NORM: partial sums of squares of the input rows, [M][squares_count]
+    int squares_count;
+    float eps;
+    int M, N, K;             // N counts rows of the weight (gate and up together for EPILOGUE 2)
+};
+
+#define BLOCK_BYTES (HAS_MIN ? 2560 : 2304)
+#define X_CHUNK_BYTES (NT * 128)
+#define X_BYTES (KC * X_CHUNK_BYTES)
+#define WEIGHT_BYTES (KC * BLOCK_BYTES)  // of one row tile
+#define WGS (GR * GK)
+// Columns of the sums come in J eights; of these a CTA of the cluster finishes at most OWN.
+#define J (NT / 8)
+#define OWN ((J + CK - 1) / CK)
+#define LARGER(a, b) ((a) > (b) ? (a) : (b))
+#define STAGING_BYTES (OWN * 8 * 144)                      // the finished tile, on its way to memory
+#define LOCAL_BYTES ((GK - 1) * 64 * NT * 4)               // partial sums of the other warpgroups
+#define REMOTE_BYTES ((CK - 1) * 64 * OWN * 8 * 4)         // and of the other CTAs
+#define REMOTE_AT (GK > 1 ? LARGER(LOCAL_BYTES, STAGING_BYTES) : 0)
+#define EXCHANGE_BYTES (GK > 1 ? REMOTE_AT + REMOTE_BYTES : LARGER(REMOTE_BYTES, STAGING_BYTES))  // for each row tile
+#define CONSUMERS (WGS * 128)
+#define THREADS (CONSUMERS + (SET_REGISTERS ? 128 : 64))  // setmaxnreg counts in warpgroups
+#define MOST_ROWS 512                                     // that NORM can hold
+#if CK > 1
+#define CLUSTER __cluster_dims__(CK, 1, 1)
+#else
+#define CLUSTER
+#endif
+
+#include "wgmma_memory.cuh"
+
+// Eight codes -> the A fragment of one k16 step: rows g (a0, a2) and g + 8 (a1, a3).
+//
+// fp16: a nibble alone in the low bits of a half is the subnormal q 2^-24, or q 2^-20 where it lies four bits higher; one fused
+// multiply-add with the scale (times 2^24 or 2^20, as the host stored it) and the minimum is exact up to its one rounding.
+// bf16: a nibble under the exponent of 128 is 128 + q; the 128 (136) is taken off exactly, then the scale multiplied.
+static __device__ __forceinline__ void dequantise(u32 q, const u32 (&s)[2], const u32 (&m)[2], u32 (&a)[4]) {
+#if BF16
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        u32 raw;
+        asm("lop3.b32 %0, %1, 0x000f000f, 0x43004300, 0xEA;" : "=r"(raw) : "r"(q >> (4 * j)));  // (a & b) | c
+        const u32 exact = fused(raw, 0x3F803F80u, HAS_MIN ? 0xC300C300u : 0xC308C308u);           // -128, -136
+        a[j] = fused(exact, s[j & 1], HAS_MIN ? m[j & 1] : 0x80008000u);
+    }
+#else
+#pragma unroll
+    for (int j = 0; j < 4; ++j) a[j] = fused((q >> (j / 2 * 8)) & (j & 1 ? 0x00f000f0u : 0x000f000fu), s[j & 1], m[j & 1]);
+#endif
+}
+
+struct Shared {  // addresses
+    u32 x, weight, exchange, full, empty, received, taken, scale;
+};
+
+static __device__ __forceinline__ u32 twice(u32 pair, int high) {
+    u32 v;
+    if (high) asm("prmt.b32 %0, %1, %1, 0x3232;" : "=r"(v) : "r"(pair));
+    else asm("prmt.b32 %0, %1, %1, 0x1010;" : "=r"(v) : "r"(pair));
+    return v;
+}
+
+// One chunk: from shared memory to a committed group of four products.
+static __device__ __forceinline__ void multiply_chunk(
+    float (&d)[NT / 2], u32 (&a)[4][4], u32 x, u32 weight, int chunk, int thread) {
+    const u32 block = weight + chunk * BLOCK_BYTES;
+    u32 q[4], s[2];
+    [[maybe_unused]] u32 m[2] = {0, 0};
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(q[0]), "=r"(q[1]), "=r"(q[2]), "=r"(q[3]) : "r"(block + thread * 16));
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(s[0]), "=r"(s[1]) : "r"(block + 2048 + (thread >> 2) * 8));
+#if HAS_MIN
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(m[0]), "=r"(m[1]) : "r"(block + 2304 + (thread >> 2) * 8));
+#endif
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {  // a group of 32 k: row g, row g + 8
+        const u32 scale[2] = {twice(s[0], half), twice(s[1], half)};
+#if HAS_MIN
+        const u32 minimum[2] = {twice(m[0], half), twice(m[1], half)};
+#elif BF16
+        const u32 minimum[2] = {0, 0};
+#else
+        const u32 minimum[2] = {product(scale[0], 0x80088008u), product(scale[1], 0x80808080u)};  // -8 / 2^24, -8 / 2^20
+#endif
+        dequantise(q[2 * half], scale, minimum, a[2 * half]);
+        dequantise(q[2 * half + 1], scale, minimum, a[2 * half + 1]);
+    }
+    // K-major tile under the 128-byte swizzle: 8 rows are 1024 bytes; 16 k further on is 32 bytes.
+    const u64 descriptor = (u64)(((x + chunk * X_CHUNK_BYTES) & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+    for (int k = 0; k < 4; ++k) wgmma(d, a[k][0], a[k][1], a[k][2], a[k][3], descriptor + 2 * k);
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// One stage of one chunk; the slot before is given back once its products are done.
+#define CHUNK(fragment)                                                                                                   \
+    do {                                                                                                                  \
+        barrier_wait(at.full + slot * 8, parity);                                                                         \
+        multiply_chunk(d, fragment, at.x + slot * X_BYTES, at.weight + (slot * GR + row_group) * WEIGHT_BYTES, 0, thread); \
+        wait_groups<1>();                                                                                                 \
+        if (lane == 0 && held >= 0) arrive(at.empty + held * 8);                                                          \
+        held = slot;                                                                                                      \
+        slot += GK;                                                                                                       \
+        if (slot >= STAGES) slot -= STAGES, parity ^= 1;                                                                  \
+    } while (0)
+
+template <int LEFT> static __device__ __forceinline__ void wait_groups() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+#include "wgmma_epilogue.cuh"
+
+extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, MIN_BLOCKS) wgmma_linear(const __grid_constant__ Arguments p) {
+    extern __shared__ unsigned char raw[];
+    Shared at;
+    at.x = (shared_address(raw) + 1023) & ~1023u;  // the swizzle counts in 1024 bytes
+    at.weight = at.x + STAGES * X_BYTES;
+    at.exchange = at.weight + STAGES * GR * WEIGHT_BYTES;
+    at.full = at.exchange + GR * EXCHANGE_BYTES;
+    at.empty = at.full + STAGES * 8;
+    at.received = at.empty + STAGES * 8;
+    at.taken = at.received + GR * 8;
+    at.scale = at.taken + GR * 8;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const int rank = CK > 1 ? blockIdx.x % CK : 0, cluster = blockIdx.x / CK, clusters = gridDim.x / CK;
+    const int chunks = (p.K / 64 + 3) / 4 * 4, stages = chunks / KC;
+    const int first_stage = rank * stages / CK, my_stages = (rank + 1) * stages / CK - first_stage;
+    const int row_tiles = (p.N + 63) / 64, column_tiles = (p.M + NT - 1) / NT;
+    const int units = (row_tiles + GR - 1) / GR * column_tiles;  // a unit: GR row tiles of one column tile
+
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; ++s) {
+            barrier_init(at.full + s * 8, 1);
+            barrier_init(at.empty + s * 8, 4 * GR);
+        }
+        for (int r = 0; r < GR && CK > 1; ++r) {
+            barrier_init(at.received + r * 8, 4 * (CK - 1));
+            barrier_init(at.taken + r * 8, 4 * (CK - 1));
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    }
+    cluster_sync();
+
+    if (warp >= WGS * 4) {
+#if SET_REGISTERS
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
+#endif
+        if (lane == 0 && warp <= WGS * 4 + 1) {
+            const bool weights = warp == WGS * 4;
+            u64 policy;
+            asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+            const u32 first = weights ? at.weight : at.x, step = weights ? GR * WEIGHT_BYTES : X_BYTES;
+            u32 full = at.full, empty = at.empty, to = first, parity = 1;  // of the empty barriers: the first round passes
+            if (!weights) asm volatile("griddepcontrol.wait;" ::: "memory");
+            for (int unit = cluster, slot = 0; unit < units; unit += clusters) {
+                const int row_tile = unit / column_tiles * GR, row = unit % column_tiles * NT;
+                const size_t pitch = (size_t)chunks * BLOCK_BYTES;
+                const unsigned char* from = p.weight + row_tile * pitch + first_stage * WEIGHT_BYTES;
+                const unsigned char* other = from + (row_tile + 1 < row_tiles ? pitch : 0);
+                for (int stage = 0; stage < my_stages; ++stage) {
+                    barrier_wait(empty, parity);
+                    if (weights) {
+                        expect_bytes(full, X_BYTES + GR * WEIGHT_BYTES);
+                        copy_weights(to, from, full, policy);
+                        if (GR > 1) copy_weights(to + WEIGHT_BYTES, other, full, policy);
+                        from += WEIGHT_BYTES, other += WEIGHT_BYTES;
+                    } else {
+                        copy_x(to, &p.x, (first_stage + stage) * KC, row, full);
+                    }
+                    full += 8, empty += 8, to += step;
+                    if (++slot == STAGES) slot = 0, parity ^= 1, full = at.full, empty = at.empty, to = first;
+                }
+            }
+            if (weights) asm volatile("griddepcontrol.launch_dependents;");
+        }
+        __syncwarp();
+    } else {
+#if SET_REGISTERS
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+#endif
+        const int row_group = warp / 4 / GK, group = warp / 4 % GK, thread = threadIdx.x % 128;
+        const u32 space = at.exchange + row_group * EXCHANGE_BYTES;
+        float d[NT / 2];
+        u32 even[4][4], odd[4][4];
+        int done = 0;  // ring steps of earlier units
+        asm volatile("griddepcontrol.wait;" ::: "memory");
+#if NORM
+        for (int m = warp; m < p.M; m += WGS * 16) {  // while the first stages arrive; four rows at a time
+            float sum[4] = {0.f, 0.f, 0.f, 0.f};
+            for (int i = lane; i < p.squares_count; i += 32)
+#pragma unroll
+                for (int r = 0; r < 4; ++r)
+                    if (m + r * WGS * 4 < p.M) sum[r] += __ldcg(p.squares_in + (size_t)(m + r * WGS * 4) * p.squares_count + i);
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+#pragma unroll
+                for (int step = 16; step; step >>= 1) sum[r] += __shfl_xor_sync(~0u, sum[r], step);
+                const float scale = rsqrtf(sum[r] / p.K + p.eps);
+                if (lane == 0 && m + r * WGS * 4 < p.M)
+                    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at.scale + (m + r * WGS * 4) * 4), "f"(scale) : "memory");
+            }
+        }
+        sync_named(ALL_CONSUMERS, CONSUMERS);
+#endif
+        for (int unit = cluster, round = 0; unit < units; unit += clusters, ++round) {
+#pragma unroll
+            for (int i = 0; i < NT / 2; ++i) d[i] = 0.f;
+            const int row_tile = unit / column_tiles * GR + row_group, column = unit % column_tiles * NT;
+            const float* rows = p.row_factor + min(row_tile, row_tiles - 1) * 64 + thread / 32 * 16 + (lane >> 2);
+            const float factor[2] = {__ldg(rows), __ldg(rows + 8)};
+            int slot = (done + group) % STAGES;
+            u32 parity = (done + group) / STAGES & 1;
+            [[maybe_unused]] int held = -1;
+#if KC == 1
+            // One chunk a stage: two fragments in turn, one is made while the products of the other run. (A branch between the
+            // two would make the assembler fall back to one at a time.)
+            int left = (my_stages - group + GK - 1) / GK;
+            for (; left > 1; left -= 2) {
+                CHUNK(even);
+                CHUNK(odd);
+            }
+            if (left) CHUNK(even);
+#else
+            for (int left = (my_stages - group + GK - 1) / GK; left > 0; --left) {
+                const u32 x = at.x + slot * X_BYTES, weight = at.weight + (slot * GR + row_group) * WEIGHT_BYTES;
+                barrier_wait(at.full + slot * 8, parity);
+                // Two fragments in turn: one is made while the products of the other run.
+#pragma unroll
+                for (int chunk = 0; chunk < KC; ++chunk) {
+                    multiply_chunk(d, chunk & 1 ? odd : even, x, weight, chunk, thread);
+                    if (chunk + 1 < KC || LATE) wait_groups<1>();
+                    if (LATE && chunk == 0 && lane == 0 && held >= 0) arrive(at.empty + held * 8);
+                }
+                if (!LATE) {  // at once, not when the next stage has begun: a slot takes 2000 cycles to be filled again
+                    wait_groups<0>();
+                    if (lane == 0) arrive(at.empty + slot * 8);
+                }
+                held = slot;
+                slot += GK;
+                if (slot >= STAGES) {
+                    slot -= STAGES;
+                    parity ^= 1;
+                }
+            }
+#endif
+            wait_groups<0>();
+            if ((KC == 1 || LATE) && lane == 0 && held >= 0) arrive(at.empty + held * 8);
+            done += my_stages;
+            if (group > 0) {
+                if (round > 0) sync_named(PARTIALS_READ + row_group, GK * 128);
+#pragma unroll
+                for (int j = 0; j < J; ++j)
+                    asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(space + (((group - 1) * J + j) * 128 + thread) * 16),
+                                 "f"(d[4 * j]), "f"(d[4 * j + 1]), "f"(d[4 * j + 2]), "f"(d[4 * j + 3]) : "memory");
+                arrive_named(PARTIALS_READY + row_group, GK * 128);
+            } else {
+                if (GK > 1) sync_named(PARTIALS_READY + row_group, GK * 128);
+#pragma unroll
+                for (int other = 0; other < GK - 1; ++other)
+#pragma unroll
+                    for (int j = 0; j < J; ++j) add_partial(d, j, space + ((other * J + j) * 128 + thread) * 16);
+                exchange(d, space, at.received + row_group * 8, at.taken + row_group * 8, rank, round, thread);
+                if (row_tile < row_tiles)
+                    finish(p, d, space, at.scale, factor, row_tile, row_tiles, column, rank, WARPGROUP + row_group, thread);
+                if (unit + clusters < units) {
+                    if (GK > 1) arrive_named(PARTIALS_READ + row_group, GK * 128);
+#if CK > 1
+                    __syncwarp();
+                    if (lane < CK && lane != rank) arrive_remote(at.taken + row_group * 8, lane);
+#endif
+                }
+            }
+        }
+    }
+    cluster_sync();  // nobody leaves while another may still write here
+}

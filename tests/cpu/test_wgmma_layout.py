@@ -1,0 +1,104 @@
+"""The wgmma layout: nothing is lost, nibbles lie where the instruction wants them, launch shapes fit the device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sits.kernels.cuda.wgmma_layout import CODE_BYTES, WgmmaInt4, can_pack, pack, unpack
+from sits.kernels.cuda.wgmma_linear import default_shape
+
+
+def random_weight(
+    rows: int, columns: int, group: int, symmetric: bool, dtype: torch.dtype, interleaved: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, WgmmaInt4]:
+    q = torch.randint(0, 16, (rows, columns), dtype=torch.uint8)
+    groups = -(-columns // group)
+    magnitude = torch.exp2(-torch.randint(0, 14, (rows, 1)).float())  # rows of very different size
+    scale = ((torch.rand(rows, groups) + 0.5) * magnitude).to(dtype).float()
+    minimum = None if symmetric else (-scale * (torch.rand(rows, groups) * 7 + 1)).to(dtype).float()
+    return q, scale, minimum, pack(q, scale, minimum, group, dtype, interleaved)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 20),
+    st.integers(1, 9),
+    st.sampled_from([32, 64, 128]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([torch.float16, torch.bfloat16]),
+)
+def test_unpack_gives_back_what_was_packed(
+    eights: int, chunks: int, group: int, symmetric: bool, interleaved: bool, dtype: torch.dtype
+) -> None:
+    rows = eights * (16 if interleaved else 8)
+    q, scale, minimum, weight = random_weight(rows, chunks * 64, group, symmetric, dtype, interleaved)
+    codes, scales, minimums = unpack(weight, group)
+    assert torch.equal(codes, q)
+    torch.testing.assert_close(scales[:, : scale.shape[1]], scale, rtol=0, atol=0)  # powers of two: exact
+    if minimum is not None:
+        torch.testing.assert_close(minimums[:, : scale.shape[1]], minimum, rtol=2e-3, atol=0)
+
+
+def test_nibbles_lie_in_the_fragment_of_the_instruction() -> None:
+    """By the definition of the A fragment of a 64 x 16 product (thread, register, half -> row, k), one by one."""
+    q, _, _, weight = random_weight(64, 256, 32, True, torch.float16)
+    for chunk in range(4):
+        words = weight.blocks[0, chunk, :CODE_BYTES].contiguous().view(torch.int32).view(128, 4)
+        for thread in range(0, 128, 5):
+            w, g, t = thread // 32, thread % 32 // 4, thread % 4
+            for step in range(4):
+                word = int(words[thread, step]) & 0xFFFFFFFF
+                for register in range(4):
+                    row = 16 * w + g + 8 * (register % 2)
+                    for half in range(2):
+                        k = chunk * 64 + step * 16 + 2 * t + half + 8 * (register // 2)
+                        assert word >> (4 * register + 16 * half) & 15 == q[row, k]
+
+
+def test_subnormal_form_of_fp16_is_exact_to_one_rounding() -> None:
+    """What the kernel computes, q 2^-24 times the stored scale plus the minimum, rounded once to fp16."""
+    q, scale, _, weight = random_weight(64, 64, 32, True, torch.float16)
+    stored = weight.blocks[0, 0, CODE_BYTES:].contiguous().view(torch.float16).view(4, 8, 2, 2).double()
+    stored = stored.permute(0, 2, 1, 3).reshape(64, 2)
+    high = (torch.arange(64) % 16 >= 8).unsqueeze(1)
+    power = torch.where(high, 2.0**-20, 2.0**-24).double()
+    minimum = (stored.half() * torch.where(high, -(2.0**-17), -(2.0**-21)).half()).double()
+    spread = lambda values: values.repeat_interleave(32, 1)  # noqa: E731
+    made = (q.double() * power * spread(stored) + spread(minimum)).half().double() * weight.row_factor.double()[
+        :, None
+    ]
+    wanted = (q.double() - 8) * spread(scale.double())
+    assert ((made - wanted).abs() <= wanted.abs() * 2.0**-11).all()
+
+
+def test_rows_of_zero_scale_and_padding_are_zero() -> None:
+    q = torch.randint(0, 16, (72, 64), dtype=torch.uint8)
+    weight = pack(q, torch.zeros(72, 2), None, 32, torch.float16)
+    assert weight.blocks.shape[:2] == (2, 4)
+    assert not weight.blocks[:, :, CODE_BYTES:].any()
+    assert torch.equal(weight.row_factor, torch.ones(128))
+
+
+@pytest.mark.parametrize(("rows", "columns", "group"), [(60, 64, 32), (64, 72, 32), (64, 64, 48)])
+def test_shapes_it_cannot_hold_are_refused(rows: int, columns: int, group: int) -> None:
+    assert not can_pack(rows, columns, group)
+    with pytest.raises(ValueError, match="groups of"):
+        pack(torch.zeros(rows, columns, dtype=torch.uint8), torch.ones(rows, 2), None, group, torch.float16)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 600), st.integers(1, 1000), st.integers(1, 500), st.booleans())
+def test_default_shapes_fit_the_device(batch: int, eights: int, chunks: int, symmetric: bool) -> None:
+    shape = default_shape(batch, eights * 8, chunks * 64, symmetric)
+    assert shape.columns % 8 == 0
+    assert shape.columns <= 256
+    assert shape.columns >= min(batch, 128)
+    assert shape.row_groups in (1, 2)
+    assert shape.stages >= max(2, shape.k_groups)
+    assert shape.shared_bytes(symmetric) <= 227 * 1024
+    assert shape.threads <= 1024
+    assert 4 % shape.chunks == 0  # the layout pads K to four chunks
