@@ -11,7 +11,6 @@ A percentile is not a sum, but its cumulative share is: for the percentile x_q o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,29 +72,17 @@ def default_resamples(requests: int) -> int:
     return int(np.clip(40_000_000 // max(1, requests), 300, 1000))
 
 
-def resample_sums(terms: Array, resamples: int, seed: int, groups: Index | None = None) -> Array:
-    """Bootstrap sums: ``terms[requests, k]`` -> ``[resamples, k]``, drawing requests with replacement.
-
-    With ``groups[requests]`` (the run each request belongs to) and more than one run, runs are drawn with
-    replacement first and requests within each drawn run second, so that noise between runs widens the interval.
-    """
+def resample_sums(terms: Array, resamples: int, seed: int) -> Array:
+    """Bootstrap sums: ``terms[requests, k]`` -> ``[resamples, k]``, drawing requests with replacement."""
     requests = terms.shape[0]
     out = np.empty((resamples, terms.shape[1]))
     rng = np.random.default_rng(seed)
     step = max(1, _CHUNK_CELLS // max(1, requests))
-    members = None if groups is None else [np.flatnonzero(groups == g) for g in np.unique(groups)]
     for start in range(0, resamples, step):
         rows = min(step, resamples - start)
-        if members is None or len(members) < 2:
-            draws = rng.integers(0, requests, size=(rows, requests))
-            draws += np.arange(rows)[:, None] * requests
-            weights = np.bincount(draws.ravel(), minlength=rows * requests).reshape(rows, requests)
-        else:
-            weights = np.zeros((rows, requests), dtype=np.int64)
-            for row in range(rows):
-                for run in rng.integers(0, len(members), size=len(members)):
-                    drawn = members[run][rng.integers(0, len(members[run]), size=len(members[run]))]
-                    weights[row] += np.bincount(drawn, minlength=requests)
+        draws = rng.integers(0, requests, size=(rows, requests))
+        draws += np.arange(rows)[:, None] * requests
+        weights = np.bincount(draws.ravel(), minlength=rows * requests).reshape(rows, requests)
         out[start : start + rows] = weights.astype(np.float64) @ terms
     return out
 
@@ -136,66 +123,3 @@ def design_effect(series: Series, q: float, sums: Array) -> float:
     if len(share) < 20 or len(series) == 0:
         return 1.0
     return max(1.0, float(np.var(share)) / (p * (1 - p) / len(series)))
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """``candidate / baseline`` with its 95% interval; ``samples`` are the bootstrap values."""
-
-    value: float
-    ci_low: float
-    ci_high: float
-    samples: Array
-
-
-def percentile_ratio(
-    candidate: Sequence[Series], baseline: Sequence[Series], q: float, seed: int = 0, resamples: int = 2000
-) -> Ratio | None:
-    """Ratio of the pooled ``q`` percentiles of two sides, each a sequence of runs. ``None`` without samples."""
-    sides = [_pool(side) for side in (candidate, baseline)]
-    if any(len(series) == 0 for series, _ in sides):
-        return None
-    values, samples = [], []
-    for offset, (series, groups) in enumerate(sides):
-        sums = resample_sums(percentile_terms(series, q), resamples, seed * 2 + offset, groups)
-        values.append(series.percentile(q))
-        samples.append(percentile_samples(series, q, sums))
-    return _ratio(values, samples)
-
-
-def mean_ratio(
-    candidate: Sequence[Series], baseline: Sequence[Series], seed: int = 0, resamples: int = 2000
-) -> Ratio | None:
-    """Ratio of the pooled means of two sides, each a sequence of runs. ``None`` without samples."""
-    sides = [_pool(side) for side in (candidate, baseline)]
-    if any(len(series) == 0 for series, _ in sides):
-        return None
-    values, samples = [], []
-    for offset, (series, groups) in enumerate(sides):
-        terms = np.stack([series.sums(), series.counts()], axis=1)
-        sums = resample_sums(terms, resamples, seed * 2 + offset, groups)
-        values.append(float(series.values.mean()))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            samples.append(sums[:, 0] / sums[:, 1])
-    return _ratio(values, samples)
-
-
-def _pool(runs: Sequence[Series]) -> tuple[Series, Index]:
-    """Runs pooled into one series, and the run of each request."""
-    offsets = np.cumsum([0] + [run.requests for run in runs])
-    pooled = Series.pooled(
-        np.concatenate([run.values for run in runs]) if runs else [],
-        np.concatenate([run.owner + offset for run, offset in zip(runs, offsets)]) if runs else [],
-        int(offsets[-1]),
-    )
-    return pooled, np.repeat(np.arange(len(runs)), [run.requests for run in runs])
-
-
-def _ratio(values: list[float], samples: list[Array]) -> Ratio | None:
-    if values[1] <= 0:
-        return None
-    with np.errstate(invalid="ignore", divide="ignore"):
-        ratios = samples[0] / samples[1]
-    value = values[0] / values[1]
-    bounds = interval(ratios, value)
-    return None if bounds is None else Ratio(value, bounds[0], bounds[1], ratios)

@@ -8,15 +8,12 @@ interpolating between two machines' samples.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
-Verdict = Literal["better", "worse", "same", "too_noisy"]
 
 EARLY_STOPPING_CONFIDENCE = 0.99
 
@@ -109,56 +106,3 @@ def ks_exponential(gaps: Array, rate: float) -> tuple[float, float]:
     index = np.arange(n)
     distance = float(np.max(np.maximum(cumulative - index / n, (index + 1) / n - cumulative)))
     return distance, kolmogorov_p_value(distance, n)
-
-
-@dataclass(frozen=True, slots=True)
-class RankTest:
-    """Mann-Whitney: ``u`` of the first sample, two-sided ``p_value``, ``superiority`` = P[a > b] + P[a = b]/2."""
-
-    u: float
-    p_value: float
-    superiority: float
-
-
-def mann_whitney(a: Array, b: Array) -> RankTest:
-    """Two-sided Mann-Whitney U test: normal approximation with tie and continuity correction.
-
-    Good from about 8 samples a side. Raises ``ValueError`` when a side is empty.
-    """
-    n_a, n_b = len(a), len(b)
-    if n_a == 0 or n_b == 0:
-        raise ValueError("Mann-Whitney needs samples on both sides")
-    _, inverse, counts = np.unique(np.concatenate((a, b)), return_inverse=True, return_counts=True)
-    last = np.cumsum(counts, dtype=np.float64)
-    ranks = (last - (counts - 1) / 2.0)[inverse]  # average rank of each tie group
-    u = float(ranks[:n_a].sum() - n_a * (n_a + 1) / 2)
-    n = n_a + n_b
-    ties = float(np.sum(counts.astype(np.float64) ** 3 - counts))
-    variance = n_a * n_b / 12.0 * ((n + 1) - ties / (n * (n - 1)))
-    superiority = u / (n_a * n_b)
-    if variance <= 0:
-        return RankTest(u, 1.0, superiority)
-    z = max(0.0, abs(u - n_a * n_b / 2) - 0.5) / math.sqrt(variance)
-    return RankTest(u, min(1.0, math.erfc(z / math.sqrt(2))), superiority)
-
-
-def regression_verdict(
-    ci_low: float | None, ci_high: float | None, tolerance: float, higher_is_worse: bool = True
-) -> Verdict:
-    """Judge the interval of ``candidate / baseline`` against a relative ``tolerance`` (0.03 = 3%).
-
-    ``worse`` and ``better`` only when the whole interval lies beyond the tolerance, ``same`` only when all of it
-    lies within; anything else is ``too_noisy``: more requests or runs would settle it. With
-    ``higher_is_worse=False`` (throughput) the direction turns over.
-    """
-    if ci_low is None or ci_high is None or not (math.isfinite(ci_low) and math.isfinite(ci_high)):
-        return "too_noisy"
-    if not higher_is_worse:
-        ci_low, ci_high = (1.0 / ci_high if ci_high > 0 else math.inf), (1.0 / ci_low if ci_low > 0 else math.inf)
-    if ci_low > 1.0 + tolerance:
-        return "worse"
-    if ci_high < 1.0 - tolerance:
-        return "better"
-    if ci_low >= 1.0 - tolerance and ci_high <= 1.0 + tolerance:
-        return "same"
-    return "too_noisy"
