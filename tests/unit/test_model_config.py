@@ -7,7 +7,8 @@ import json
 import pytest
 
 from sits.errors import InputError
-from sits.models.config import ModelConfig, RopeConfig, from_hugging_face, read_config
+from sits.models.config import ModelConfig, RopeConfig
+from sits.models.hugging_face_config import from_hugging_face, read_config
 from sits.models.presets import PRESETS, preset_config
 
 LLAMA = {

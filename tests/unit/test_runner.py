@@ -15,7 +15,8 @@ from sits.bench.benchmark import BenchPlan, run_benchmark
 from sits.bench.client import RequestSpec
 from sits.bench.lengths import Lengths
 from sits.bench.load import Load, RunOptions
-from sits.bench.runner import PointOutcome, PointRunner
+from sits.bench.outcome import PointOutcome
+from sits.bench.runner import PointRunner
 from sits.bench.scripted import ScriptedClient
 from sits.bench.workload import SyntheticWorkload
 from sits.errors import InputError

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from sits.bench.load import Load
-from sits.bench.runner import PointOutcome
+from sits.bench.outcome import PointOutcome
 from sits.spec.metrics import timeline_metrics
 from sits.spec.records import OK, RequestRecord
 from sits.spec.result import ClientHealth, LoadPoint, Status

@@ -7,38 +7,24 @@ requests. Per request the runner costs a few microseconds; progress is read from
 from __future__ import annotations
 
 import asyncio
-import gc
 import math
 import time
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from sits.bench.client import Client, RequestSpec
+from sits.bench.collector import calm_collector
 from sits.bench.load import LiveState, Load, RunOptions
+from sits.bench.outcome import PointOutcome, leave_out_early, unfinished
 from sits.bench.rounds import Rounds
 from sits.bench.timer import PreciseTimer
 from sits.bench.workload import Workload
 from sits.spec.records import CANCELLED, ERROR, OK, TIMEOUT, RequestRecord
-from sits.spec.result import Convergence
 
 _BACK_OFF_AFTER = 8
 _ANSWERS_A_ROUND = 2
 _LONGEST_ROUND = 4  # times its planned share
 _BACK_OFF_S = 0.05  # pause of a closed-loop caller while everything fails, so that a dead target is not hammered
-
-
-@dataclass(slots=True)
-class PointOutcome:
-    """What a load level left: all records (phases told apart), and how it ended."""
-
-    records: list[RequestRecord]
-    convergence: Convergence
-    started_ns: int = 0
-    partial: bool = False
-    next_index: int = 0  # first prompt index that was not used
-    notes: list[str] = field(default_factory=list)
 
 
 class PointRunner:
@@ -99,10 +85,8 @@ class PointRunner:
         live.rounds = self.rounds.values
         started = time.monotonic_ns()
         try:
-            with _calm_collector():
-                started = (
-                    time.monotonic_ns()
-                )  # a collection takes tens of ms: the first arrivals must not wait for it
+            with calm_collector():
+                started = time.monotonic_ns()  # after the collection, which takes tens of ms
                 self._spawn(self._watch_stop())
                 if load.mode == "closed":
                     self._start_callers()
@@ -119,7 +103,9 @@ class PointRunner:
                     task.cancel()
                 await asyncio.wait(tasks, timeout=5)
             self._timer.close()
-        self._choose_measured()
+        window = None if load.duration_s is None else self._window_start
+        left_out = leave_out_early(self.records, self.rounds, window)
+        self.notes += [left_out] if left_out else []
         return PointOutcome(
             self.records, self.rounds.verdict(), started, self.stop.is_set() or self.gave_up, self._index, self.notes
         )
@@ -218,10 +204,10 @@ class PointRunner:
         try:
             record = await self.client.send(spec, due)
         except asyncio.CancelledError:
-            self._store(_unfinished(spec, due, self._cut_status if measured else CANCELLED), phase)
+            self._store(unfinished(spec, due, self._cut_status if measured else CANCELLED), phase)
             raise
         except Exception as error:  # a client must not raise; if one does, the run must not die with it
-            record = _unfinished(spec, due, ERROR)
+            record = unfinished(spec, due, ERROR)
             record.error, record.error_kind = f"{type(error).__name__}: {error}", "client_exception"
         finally:
             live.in_flight -= 1
@@ -317,45 +303,3 @@ class PointRunner:
         # A fault of our own (a workload that raises, a bug) must surface, not hang the run.
         if not task.cancelled() and (error := task.exception()) is not None and not self._ended.done():
             self._ended.set_exception(error)
-
-    def _choose_measured(self) -> None:
-        """Mark the requests of rounds before the last ones as warm-up: the window moved on past them."""
-        measured = [record for record in self.records if record.phase == "measure"]
-        if self.load.duration_s is not None:
-            early = [record for record in measured if record.t_due < self._window_start]
-        else:
-            early = measured[: max(0, len(measured) - self.rounds.requests)] if self.rounds.requests else []
-        for record in early:
-            record.phase = "warmup"
-        extra = len(self.rounds.values) - self.options.rounds
-        if early and extra > 0:
-            self.notes.append(f"{extra} rounds before the last {self.options.rounds} are left out (not settled)")
-
-
-def _unfinished(spec: RequestSpec, due: int, status: str) -> RequestRecord:
-    now = time.monotonic_ns()
-    return RequestRecord(
-        request_id=spec.request_id,
-        t_due=due,
-        t_sent=due,
-        t_end=now,
-        status=status,
-        prompt_tokens=spec.prompt_tokens,
-        requested_output_tokens=spec.max_tokens,
-        error="cut off by the load generator" if status == TIMEOUT else None,
-        error_kind="timeout_drain" if status == TIMEOUT else None,
-    )
-
-
-@contextmanager
-def _calm_collector() -> Iterator[None]:
-    """Keep the garbage collector from walking all records again and again in the middle of a measurement."""
-    before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 50, 1000)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()

@@ -16,6 +16,8 @@ from sits.bench.mock import answers
 from sits.bench.mock.answers import Piece
 from sits.bench.mock.script import HALF_MODES, Script
 
+BYTES_PER_TOKEN = 4  # the mock's "tokenizer"
+
 
 @dataclass(slots=True)
 class Plan:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from sits.errors import InputError, MissingExtraError
-from sits.models.config import read_config
+from sits.models.hugging_face_config import read_config
 from sits.models.loading.fingerprint import file_hash
 from sits.models.loading.source import WeightSource
 

@@ -13,7 +13,7 @@ from sits.spec.clauses import PERCEPTION_LIMIT_US, WINDOW_LIMIT_MS, ClauseReport
 from sits.spec.columns import Samples
 from sits.spec.intervals import Pool, Run
 from sits.validate.context import Context
-from sits.validate.rules.bounds import CONFIDENCE, DECIDE, Estimate, compare
+from sits.validate.rules.estimates import CONFIDENCE, DECIDE, Estimate, compare
 from sits.validate.rules.model import Evaluate, Finding, Outcome, Settings, Severity, register
 
 _NEEDS = "the event log of a run (events.jsonl.gz, written by the embedded engine)"

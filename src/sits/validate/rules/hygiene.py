@@ -7,7 +7,7 @@ from datetime import datetime
 
 from sits.validate import quantity
 from sits.validate.context import Context
-from sits.validate.rules.bounds import no_points, over_points
+from sits.validate.rules.estimates import no_points, over_points
 from sits.validate.rules.model import Finding, Outcome, Settings, Severity, register
 from sits.validate.rules.resources import gauge
 

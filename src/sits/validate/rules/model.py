@@ -123,7 +123,16 @@ def register(
 
 def all_rules() -> dict[str, Rule]:
     """Every rule by id, in the order of their ids."""
-    from sits.validate.rules import bounds, clauses, hygiene, protocol, quality, regression, resources  # noqa: F401
+    from sits.validate.rules import (  # noqa: F401
+        answers,
+        bounds,
+        clauses,
+        hygiene,
+        protocol,
+        quality,
+        regression,
+        resources,
+    )
 
     return dict(sorted(_rules.items()))
 

@@ -15,7 +15,7 @@ from sits.spec.special import proportion_bounds
 from sits.spec.statistics import wilson_interval
 from sits.validate import quantity
 from sits.validate.context import Context
-from sits.validate.rules.bounds import CONFIDENCE, Estimate, compare
+from sits.validate.rules.estimates import CONFIDENCE, Estimate, compare
 from sits.validate.rules.model import Finding, Outcome, Settings, Severity, register
 from sits.validate.rules.resources import gauge
 

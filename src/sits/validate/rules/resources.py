@@ -9,7 +9,7 @@ from typing import Any
 from sits.spec.result import LoadPoint
 from sits.validate import quantity
 from sits.validate.context import Context, columns_or_reason, figure_of
-from sits.validate.rules.bounds import DECIDE, Estimate, compare, no_points, over_points
+from sits.validate.rules.estimates import DECIDE, Estimate, compare, no_points, over_points
 from sits.validate.rules.model import Finding, Outcome, Settings, Severity, register
 
 
