@@ -94,7 +94,7 @@ def test_exponential_gaps_pass_and_constant_gaps_fail(seed: int) -> None:
     assert p < 1e-3
 
 
-def test_kolmogorov_and_rank_test_agree_with_scipy() -> None:
+def test_kolmogorov_agrees_with_scipy() -> None:
     scipy = pytest.importorskip("scipy.stats")
     rng = np.random.default_rng(0)
     for n in (10, 50, 500):

@@ -60,6 +60,7 @@ async def probe_endpoint(client: HttpClient, transport: Transport) -> TargetInfo
     if models and not entry:
         known = ", ".join(str(row.get("id")) for row in models[:5])
         client.notes.append(f"the server does not list {style.model!r} (it lists {known})")
+    transport.redirected_to = None  # the list of models may lie elsewhere; what counts is where requests go
     await _learn_style(client, transport)
     if style.dropped & {"ignore_eos"}:
         client.notes.append("output lengths are the server's choice, not the workload's")
