@@ -187,9 +187,36 @@ def int4():
         close(int4_kernels.int4_linear(x, weight), x.double() @ dense.T, 2e-6 if dtype == torch.float32 else 2e-3)
 
 
+def rounding():
+    from sits.kernels.triton import quantize_int4
+    from sits.quant.int4 import Int4Codes
+
+    for dtype, stored, group in (
+        (torch.float32, torch.float32, 32),
+        (torch.float16, torch.float16, 64),
+        (torch.float32, torch.float16, 128),
+    ):
+        weight = torch.randn(37, 256).to(dtype) * torch.logspace(-3, 2, 37).unsqueeze(1).to(dtype)
+        weight[3] = 0
+        weight[4, :32] = weight[4].abs()[:32] + 1
+        weight[5] = 0.25
+        for zero in quantize_int4.ZERO_KINDS:
+            *ours, faults = quantize_int4.round_groups(weight, group, zero, stored)
+            wanted = Int4Codes.from_dense(weight, group, zero, stored)
+            assert int(faults) == 0
+            for mine, theirs in zip(ours, (wanted.q, wanted.scale, wanted.minimum), strict=True):
+                assert torch.equal(mine, theirs), (dtype, stored, group, zero)
+    for value in (float("nan"), float("-inf")):
+        weight[36, 255] = value
+        assert int(quantize_int4.round_groups(weight, 32, "symmetric", torch.float16)[3]) & quantize_int4.NOT_FINITE
+    weight[36, 255] = 1e7
+    assert int(quantize_int4.round_groups(weight, 32, "symmetric", torch.float16)[3]) == quantize_int4.OVERFLOW
+    assert int(quantize_int4.round_groups(weight, 32, "symmetric", torch.float32)[3]) == 0
+
+
 CHECKS = {
     "elementwise": elementwise, "rope": rope_checks, "decode": decode, "fused": fused,
-    "sampling": sampling_checks, "int4": int4,
+    "sampling": sampling_checks, "int4": int4, "rounding": rounding,
 }  # fmt: skip
 
 if __name__ == "__main__":

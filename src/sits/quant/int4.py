@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 from sits.errors import InputError
+from sits.kernels.registry import select
 
 ZeroKind = Literal["symmetric", "integer", "float"]
 ZERO_KINDS: tuple[ZeroKind, ...] = ("symmetric", "integer", "float")
@@ -61,6 +62,9 @@ class Int4Codes:
         ``scale_dtype`` (what a checkpoint stores) before the codes are chosen. Raises ``InputError`` for NaN, Inf,
         or scales that overflow ``scale_dtype``.
         """
+        on_device = _rounded_by_kernel(weight, group_size, zero, scale_dtype)
+        if on_device is not None:
+            return on_device
         parts = [round_to_codes(rows, group_size, zero, scale_dtype) for rows in row_chunks(weight)]
         return cls.cat(parts)
 
@@ -125,6 +129,21 @@ class Int4Codes:
     def is_symmetric(self) -> bool:
         """Whether every zero point is 8."""
         return torch.equal(self.scale * -8.0, self.minimum)
+
+
+def _rounded_by_kernel(
+    weight: torch.Tensor, group_size: int, zero: ZeroKind, scale_dtype: torch.dtype
+) -> Int4Codes | None:
+    """``Int4Codes.from_dense`` by a kernel of the device; None where it has none, or to let the plain way find and
+    name a fault."""
+    if not weight.is_cuda or weight.dim() != 2 or zero not in ZERO_KINDS:
+        return None
+    try:
+        kernel = select("round_groups_int4", "cuda", group_size=group_size, columns=weight.shape[1])
+    except LookupError:
+        return None
+    q, scale, minimum, faults = kernel.function(weight, group_size, zero, scale_dtype)
+    return None if int(faults) else Int4Codes(q, scale, minimum, group_size)
 
 
 def group_count(columns: int, group_size: int) -> int:

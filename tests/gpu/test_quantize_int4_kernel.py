@@ -1,0 +1,39 @@
+"""Rounding to INT4 on the device gives the very codes, scales and minimums of the plain CPU code."""
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+from sits.errors import InputError
+from sits.kernels.registry import select
+from sits.quant.int4 import ZERO_KINDS, Int4Codes
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("zero", ZERO_KINDS)
+@pytest.mark.parametrize("shape", [(1, 32), (257, 576), (64, 8192), (5, 100)])
+def test_same_codes_as_on_the_cpu(shape, zero, dtype):
+    weight = torch.randn(shape) * torch.logspace(-3, 2, shape[0]).unsqueeze(1)
+    weight[0, :32] = 0
+    weight = weight.to(dtype)
+    stored = torch.float16 if dtype == torch.float32 else dtype
+    ours, wanted = (Int4Codes.from_dense(w, 32, zero, stored) for w in (weight.cuda(), weight))
+    for mine, theirs in zip((ours.q, ours.scale, ours.minimum), (wanted.q, wanted.scale, wanted.minimum)):
+        assert torch.equal(mine.cpu(), theirs)
+
+
+def test_the_kernel_is_what_runs():
+    assert select("round_groups_int4", "cuda", group_size=32, columns=64).name == "triton"
+
+
+def test_faults_are_named():
+    weight = torch.randn(8, 64, device="cuda")
+    weight[7, 63] = float("nan")
+    with pytest.raises(InputError, match="NaN or Inf"):
+        Int4Codes.from_dense(weight)
+    with pytest.raises(InputError, match="overflow"):
+        Int4Codes.from_dense(torch.full((1, 32), 1e7, device="cuda"))
