@@ -34,7 +34,7 @@ Examples:
     "--trace", type=click.Path(path_type=Path), help="Profiler trace (Chrome JSON) of decode steps of this run."
 )
 @click.option("--model", help="Model shapes: a preset name, or a folder with config.json.")
-@click.option("--gpu", "card_name", help="Card of the table: H200, H100, A100, MI300X, L40S, RTX4090, 910B, CPU, ...")
+@click.option("--gpu", "card_name", help="Card: H200 (default), H100, A100, MI300X, L40S, RTX4090, 910B, CPU, ...")
 @click.option(
     "--bandwidth", type=click.FloatRange(min=0.1), help="Read bandwidth of the device in GB/s, where known better."
 )

@@ -72,7 +72,14 @@ def _exists(module: str) -> bool:
     return importlib.util.find_spec(f"sits.cli.{module}") is not None
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+_EPILOG = "The gate for CI is a command of its own: sits-validate (see sits-validate --help)."
+
+
+@click.group(
+    cls=LazyGroup,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(sits.__version__, "-V", "--version", prog_name="sits", message="%(prog)s %(version)s")
 def cli() -> None:
     """Measure, explain, accelerate and gate LLM inference."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -77,8 +78,10 @@ def command(
         raise MissingExtraError("sits quantize", "engine") from error
 
     plan = _plan(target, symmetric, method, plan_path)
-    if quiet:
-        quantize_model(model, plan, out, dtype, device=device)
+    if quiet or not sys.stderr.isatty():
+        report = quantize_model(model, plan, out, dtype, device=device)
+        if not quiet:
+            _summary(report, out)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

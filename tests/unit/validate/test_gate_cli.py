@@ -185,6 +185,13 @@ def test_init_writes_a_configuration_that_passes_on_its_own_result(gate: Any, wo
     assert gate("--init", "-c", "new/.sits/config.yaml")[0] == 3  # never overwrites
 
 
+def test_init_binds_only_the_load_point_it_has_measured_well(gate: Any, workshop: Any) -> None:
+    records = workshop.records(40, point=0) + workshop.records(400, point=1)
+    workshop.run("sweep", records=records, change=lambda result: setattr(result.points[0], "concurrency", 1))
+    assert gate("--init", "--result", "sweep", "-c", "new/.sits/config.yaml")[0] == 0
+    assert gate("-c", "new/.sits/config.yaml")[0] == 0  # 40 requests could not prove an error rate under 1%
+
+
 def test_init_without_anything_writes_a_runnable_template(
     workshop: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
