@@ -30,6 +30,7 @@ def make_llm(loaded):
 
     yield make
     for llm in engines:
+        llm.worker.settle()
         llm.close()
         llm.core.scheduler.check_integrity()
         assert llm.core.scheduler.pool.used == 0
@@ -74,10 +75,101 @@ def test_padding_rows_change_nothing(make_llm, rows):
     agree(eager.generate(prompts(rows), params), captured.generate(prompts(rows), params), 4 * rows)
 
 
-def test_pressure_on_the_gpu_loses_nothing(make_llm):
+@pytest.mark.parametrize("kind", [{}, {"temperature": 0.8, "seed": 5}, {"frequency_penalty": 0.5}])
+@pytest.mark.parametrize("cuda_graphs", [True, False])
+def test_one_step_ahead_chooses_the_tokens_of_steps_in_turns(make_llm, kind, cuda_graphs):
     from sits import SamplingParams
 
-    llm = make_llm(kv_blocks=70, watermark=0.0)  # two of the longest requests fill it
+    params = [SamplingParams(max_tokens=12 + 4 * row, ignore_eos=True, logprobs=1, **kind) for row in range(4)]
+    in_turns, ahead = (make_llm(overlap=overlap, cuda_graphs=cuda_graphs) for overlap in (False, True))
+    expected = in_turns.generate(prompts(4), params)
+    agree(expected, ahead.generate(prompts(4), params), 30)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_greedy_tokens_of_captured_steps_go_from_step_to_step_on_the_device(make_llm, rows):
+    from sits import SamplingParams
+
+    plain, checked = (SamplingParams(max_tokens=24, ignore_eos=True, logprobs=n) for n in (None, 1))
+    ahead = make_llm(overlap=True)
+    expected = make_llm(overlap=False).generate(prompts(rows), checked)
+    compared = 0
+    for _ in range(2):
+        for one, other in zip(expected, ahead.generate(prompts(rows), plain)):
+            pairs = list(zip(one.outputs[0].token_ids, other.outputs[0].token_ids))
+            compared += next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+    assert compared >= 2 * 14 * rows
+
+
+def test_ends_that_only_the_device_knows_drop_one_row(make_llm):
+    from sits import SamplingParams
+
+    llm = make_llm(overlap=True)
+    free = llm.generate(prompts(4), SamplingParams(max_tokens=20, ignore_eos=True))
+    stops = [SamplingParams(max_tokens=20, stop_token_ids=[output.outputs[0].token_ids[9]]) for output in free]
+    stopped = 0
+    for output, params in zip(llm.generate(prompts(4), stops), stops):
+        answer = output.outputs[0].token_ids
+        assert not set(answer[:-1]) & set(params.stop_token_ids)
+        assert (answer[-1] in params.stop_token_ids) == (output.outputs[0].finish_reason == "stop")
+        stopped += output.outputs[0].finish_reason == "stop"
+    assert stopped >= 2  # a near tie may take an answer elsewhere
+    llm.worker.settle()
+    assert llm.core.scheduler.pool.used == 0
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {},
+        {"temperature": 0.9, "top_p": 0.9, "seed": 1},
+        {"temperature": 0.9, "top_k": 20, "min_p": 0.05, "logprobs": 3, "min_tokens": 12, "stop_token_ids": [7]},
+        {"presence_penalty": 1.0, "temperature": 0.5},
+    ],
+)
+def test_handing_over_a_decode_step_never_waits_for_the_device(make_llm, kind):
+    from sits import SamplingParams
+
+    llm = make_llm(overlap=True)
+    params = [SamplingParams(max_tokens=16, ignore_eos=True), SamplingParams(max_tokens=16, **kind)] * 2
+    llm.generate(prompts(4), params)
+    execute = llm.core.runner.execute
+
+    def strict(batch):
+        torch.cuda.set_sync_debug_mode("error" if batch.only_decodes else "default")
+        try:
+            return execute(batch)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    llm.core.runner.execute = strict
+    assert len(llm.generate(prompts(4), params)) == 4
+
+
+def test_bad_logits_end_one_request_with_graphs_and_a_step_ahead(make_llm, loaded):
+    from sits import SamplingParams
+    from sits.errors import SitsError
+
+    llm = make_llm(overlap=True)
+    good = llm.generate(prompts(2), SamplingParams(max_tokens=12, ignore_eos=True))
+    row = 4242
+    saved = loaded.model.embedding[row].clone()
+    try:
+        loaded.model.embedding[row] = torch.nan
+        with pytest.raises(SitsError, match="not finite"):
+            llm.generate([[5, 6, row, 7]], SamplingParams(max_tokens=12, ignore_eos=True))
+    finally:
+        loaded.model.embedding[row] = saved
+    again = llm.generate(prompts(2), SamplingParams(max_tokens=12, ignore_eos=True))
+    same = [a == b for x, y in zip(good, again) for a, b in zip(x.outputs[0].token_ids, y.outputs[0].token_ids)]
+    assert sum(same) >= 18
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_pressure_on_the_gpu_loses_nothing(make_llm, overlap):
+    from sits import SamplingParams
+
+    llm = make_llm(kv_blocks=70, watermark=0.0, overlap=overlap)  # two of the longest requests fill it
     outputs = llm.generate(prompts(8) * 3, SamplingParams(max_tokens=40, ignore_eos=True))
     assert all(len(output.outputs[0].token_ids) == 40 for output in outputs)
     assert llm.gauges()["preemptions"] > 0
