@@ -54,6 +54,12 @@ class Clock:
         setattr(owner, method, measured)
 
 
+def listen(request: Request) -> None:
+    """What ``LLM.generate`` does for each token."""
+    if request.finished:
+        raise RuntimeError("a request ended while steps were measured")
+
+
 def step_parts(rows: int, steps: int) -> dict[str, float]:
     """Microseconds of one decode step of ``rows`` requests: each part, and ``total`` measured without them."""
     found: dict[str, float] = {}
@@ -66,10 +72,9 @@ def step_parts(rows: int, steps: int) -> dict[str, float]:
             watermark=0.0,
         )
         core, _ = build_core(NoModel(), options, 4096)  # type: ignore[arg-type]
-        told: list[int] = []
         for index in range(rows):
             request = Request(f"request-{index}", [index % 30 + 1] * 32, SamplingParams(max_tokens=2 * steps + 20))
-            request.on_update = lambda one: told.append(one.output_tokens) if one.finished else None
+            request.on_update = listen
             core.scheduler.add(request)
         while core.scheduler.waiting or any(request.num_computed < 32 for request in core.scheduler.running):
             core.step()

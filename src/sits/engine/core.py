@@ -139,15 +139,11 @@ class EngineCore(Generic[RunnerT]):
                 self.runner.zero_blocks(sorted(free))
 
     def _poisoned_blocks(self, batch: StepBatch, result: StepResult) -> list[int]:
-        if -1 not in result.tokens:
-            return []
-        bad = [row for row, token in zip(batch.sample_rows, result.tokens) if token < 0]
-        return sorted({block for row in bad for block in batch.requests[row].blocks})
+        return sorted({block for request in batch.without_token(result) for block in request.blocks})
 
     def _deliver(self) -> None:
         for request in self.scheduler.take_touched():
-            if request.on_update is not None:
-                notify(request)
+            notify(request)
 
 
 def notify(request: Request) -> None:

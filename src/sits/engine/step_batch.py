@@ -47,6 +47,12 @@ class StepBatch:
         requests, starts, counts = self.requests, self.starts, self.counts
         return [starts[row] + counts[row] - requests[row].prompt_tokens for row in self.sample_rows]
 
+    def without_token(self, result: StepResult) -> set[Request]:
+        """The requests whose logits were not finite."""
+        if -1 not in result.tokens:
+            return set()
+        return {self.requests[row] for row, token in zip(self.sample_rows, result.tokens) if token < 0}
+
 
 @dataclass(slots=True)
 class StepResult:

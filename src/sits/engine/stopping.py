@@ -32,18 +32,16 @@ def check_fits(request: Request, max_model_len: int, block_size: int, capacity: 
         )
 
 
-def finish_reason_after(request: Request, token: int) -> str | None:
-    """Why the request ends with ``token``, just appended to it, or ``None`` when it goes on.
+def finish_reason(request: Request) -> str | None:
+    """Why the request ends with the last token it got, or ``None`` when it goes on.
 
-    Feeds the request's detokenizer, which is the one that knows stop strings.
+    Call it once for each token: it feeds the request's detokenizer, which is the one that knows stop strings.
     """
-    long_enough = request.output_tokens >= request.params.min_tokens
-    if token in request.stop_ids and long_enough:
+    token, count = request.token_ids[-1], len(request.token_ids) - request.prompt_tokens
+    if token in request.stop_ids and count >= request.params.min_tokens:
         return STOP
     if request.detokenizer is not None:
-        request.detokenizer.push(token, match_stop=long_enough)
+        request.detokenizer.push(token, match_stop=count >= request.params.min_tokens)
         if request.detokenizer.stopped:
             return STOP
-    if request.output_tokens >= request.max_tokens:
-        return LENGTH
-    return None
+    return LENGTH if count >= request.max_tokens else None
