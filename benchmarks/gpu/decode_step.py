@@ -27,6 +27,12 @@ def add_options(parser):
     parser.add_argument("--peer", type=Path, help="result of the peer")
 
 
+def case_name(options):
+    """How the model is called in rows and file names."""
+    name = Path(options.model).stem.replace("llama-3", "llama3")
+    return f"{name}-{options.layers}-layers" if options.layers else name
+
+
 def open_engine(options, max_running, max_tokens):
     from sits import LLM
 
@@ -96,7 +102,7 @@ def main():
     started = time.perf_counter()
     llm = open_engine(options, max(options.batches), 1024)
     loaded = time.perf_counter() - started
-    name = Path(options.model).stem.replace("llama-3", "llama3")
+    name = case_name(options)
     report.name = f"decode_{name}_{options.precision}".replace("-", "_")
     print(
         f"engine ready in {loaded:.1f} s; kernels {getattr(getattr(llm.model, 'ops', None), 'chosen', {})}", llm.notes

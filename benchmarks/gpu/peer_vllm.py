@@ -2,8 +2,9 @@
 
 usage: peer_vllm.py llama-3-8b:int4-g32:1,16,64 llama-3-70b:int4-g32:1,16,64,128,256 --out FOLDER
 
-Each case is ``preset:precision:batches`` and gives ``FOLDER/peer_vllm_<preset>_<precision>.json``, which
-``decode_step.py``, ``prefill.py`` and ``startup.py`` take with ``--peer``:
+Each case is ``preset:precision:batches`` (``preset@20`` cuts it to 20 layers, as ``--layers 20`` does ours) and gives
+``FOLDER/peer_vllm_<preset>_<precision>.json``, which ``decode_step.py``, ``prefill.py`` and ``startup.py`` take with
+``--peer``:
 ``{"<batch>": [ms per step, tokens/s, ms to the first token of all], "about": {...}}``.
 
 An engine of vLLM takes minutes to start and seconds to measure, so the engines of all cases start side by side (each
@@ -44,7 +45,9 @@ class Case:
         self.text = text
         self.model, self.precision, batches = text.split(":")
         self.batches = sorted(int(batch) for batch in batches.split(","))
-        self.name = f"{self.model}_{self.precision}".replace("-", "_")
+        self.model, _, layers = self.model.partition("@")
+        self.layers = int(layers) if layers else None
+        self.name = "_".join((self.model, *([layers] if layers else []), self.precision)).replace("-", "_")
         self.folder, self.log = work / f"model-{self.name}", work / f"{self.name}.log"
         self.ready, self.go, self.result = (work / f"{self.name}.{end}" for end in ("ready", "go", "json"))
 
@@ -55,7 +58,7 @@ class Case:
         from sits.quant.compressed_tensors import quantization_config
         from sits.quant.precision import parse_precision
 
-        config = preset_config(self.model)
+        config = preset_config(self.model, self.layers)
         dense = self.precision in ("bfloat16", "float16")
         dtype = self.precision if dense else "float16"
         data = config_json(config, dtype)
@@ -121,8 +124,8 @@ def measure(case: Case, spawned: float, repeats: int, in_process: bool) -> None:
         found[str(batch)] = [milliseconds, batch / milliseconds * 1e3, min(prompts_only) * 1e3]
         print(f"PEER {case.name} b{batch}: {milliseconds:.3f} ms a step, {found[str(batch)]}", flush=True)
     found["about"] = {
-        "engine": f"vLLM {__version__}", "model": case.model, "precision": case.precision, "dtype": dtype,
-        "in_process": in_process, "start_to_first_token_s": first_token, "repeats": repeats,
+        "engine": f"vLLM {__version__}", "model": case.model, "layers": case.layers, "precision": case.precision,
+        "dtype": dtype, "in_process": in_process, "start_to_first_token_s": first_token, "repeats": repeats,
     }  # fmt: skip
     case.result.write_text(json.dumps(found, indent=1))
     sys.stdout.flush()

@@ -6,7 +6,7 @@ import json
 import random
 
 from _common import Report
-from decode_step import add_options, open_engine, run
+from decode_step import add_options, case_name, open_engine, run
 
 
 def main():
@@ -15,7 +15,7 @@ def main():
     random.seed(0)
     peers = json.loads(options.peer.read_text()) if options.peer else {}
     llm = open_engine(options, 16, 1024)
-    name = options.model.replace("llama-3", "llama3")
+    name = case_name(options)
     report.name = f"prefill_{name}_{options.precision}".replace("-", "_")
     for _ in range(2):
         run(llm, 16, 512, 1)
