@@ -95,7 +95,9 @@ def main():
         context = 512 if batch <= 16 else 128
         for kind in kinds:
             turns, ahead = found[False, batch, kind], found[True, batch, kind]
-            case = f"{model}/{options.precision}/b{batch}/ctx{context}" + ("" if kind == "greedy" else f"/{kind}")
+            case = f"overlap/{model}/{options.precision}/b{batch}/ctx{context}" + (
+                "" if kind == "greedy" else f"/{kind}"
+            )
             report.row(
                 case, "ms", ahead[0], turns[0], "one step after the other",
                 device_ms=ahead[3], gap_us=(ahead[0] - (ahead[3] or 0)) * 1e3,

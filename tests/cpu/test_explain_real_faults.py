@@ -98,3 +98,31 @@ def test_a_fixed_cost_in_every_step(llm, monkeypatch):
     explanation = explain_events(run(llm, 3), context(llm))
     check(explanation)
     assert explanation.findings[0].code == "operator_overhead"
+
+
+def test_one_step_ahead_the_same_faults_are_named(monkeypatch):
+    """Steps overlap in the log: a slow scheduler is still no slow step, and a slow step no slow scheduler."""
+    with LLM(MODEL, max_model_len=1024, max_running=4, overlap=True) as llm:
+        llm.warm_up()
+        schedule, execute = llm.core.scheduler.schedule, llm.core.runner.execute
+
+        def slow_schedule():
+            time.sleep(0.08)
+            return schedule()
+
+        def slow_execute(batch):
+            time.sleep(0.1)
+            return execute(batch)
+
+        for owner, name, slow, expected in (
+            (llm.core.scheduler, "schedule", slow_schedule, "scheduler"),
+            (llm.core.runner, "execute", slow_execute, "operator_overhead"),
+        ):
+            monkeypatch.setattr(owner, name, slow)
+            explanation = explain_events(run(llm, 3, output=16), context(llm))
+            monkeypatch.undo()
+            check(explanation)
+            assert explanation.findings[0].code == expected
+        explanation = explain_events(run(llm, 24), context(llm))
+        check(explanation)
+        assert explanation.findings[0].code == "batch_capped"

@@ -37,7 +37,7 @@ class EngineOptions:
     watermark: float = 0.02  # share of the blocks kept for running requests to grow into
     prefix_caching: bool = True
     cuda_graphs: bool = True
-    overlap: bool | None = None  # hand over a step while the one before it runs; None: not yet anywhere
+    overlap: bool | None = None  # hand over a step while the one before it runs; None: on a GPU
     memory_share: float = 0.9  # of a GPU's memory
     seed: int = 0  # for requests without a seed of their own
     event_log: bool = True
@@ -68,7 +68,7 @@ def build_core(model: CausalModel, options: EngineOptions, max_context: int) -> 
         )
     max_running = options.max_running or (16 if on_cpu else 256)
     max_step_tokens = options.max_step_tokens or max(512 if on_cpu else 2048, max_running)
-    overlap = bool(options.overlap)
+    overlap = not on_cpu if options.overlap is None else options.overlap
     runner = Runner(
         model,
         RunnerConfig(

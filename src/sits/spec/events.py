@@ -21,8 +21,8 @@ class EventKind(IntEnum):
     PREEMPTED = 6  # its blocks were taken; it will be recomputed
     FINISHED = 7  # terminal; detail = finish reason
     CANCEL_REQUESTED = 8  # the caller asked; the scheduler has not acted yet
-    STEP_BEGIN = 9  # entity = step; value = tokens in the batch
-    STEP_END = 10  # entity = step; value = requests in the batch
+    STEP_BEGIN = 9  # it was handed to the device; entity = step; value = tokens in the batch
+    STEP_END = 10  # the device had finished it (known, and logged, a little later); value = requests in the batch
     BLOCK_ALLOCATED = 11  # entity = block id
     BLOCK_FREED = 12
     BLOCK_REUSED = 13  # prefix hit; entity = block id

@@ -63,7 +63,8 @@ def phases_between(
         elif segment.label == EXECUTE:
             step = run.steps[segment.step]
             if track.name not in step.members:
-                add("not_scheduled", shared)
+                early = step.scheduled_ns < track.first_scheduled_ns  # decided before it could be part of it
+                add("queue" if early else "not_scheduled", shared)
             elif not track.token_ns or middle < track.token_ns[0]:
                 add("prefill", shared)
             else:

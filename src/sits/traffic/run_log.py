@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from sits.errors import InputError
 from sits.spec.events import Event, EventKind
@@ -22,7 +23,8 @@ IDLE = "idle"
 
 @dataclass(slots=True)
 class StepRecord:
-    """One engine step. ``contexts``: cached tokens of each decoding sequence; ``prefill``: (new, cached) chunks."""
+    """One engine step, from when the device could begin it (it was handed over, and the step before was over) to when
+    it was done. ``contexts``: cached tokens of each decoding sequence; ``prefill``: (new, cached) chunks."""
 
     name: str
     begin_ns: int
@@ -55,7 +57,8 @@ class RequestTrack:
     token_ns: list[int] = field(default_factory=list)
     chunk_ns: list[int] = field(default_factory=list)
     preempted: list[tuple[int, int]] = field(default_factory=list)
-    computed: int = 0
+    computed: int = 0  # by the steps decided so far
+    in_cache: int = 0  # prompt tokens, by the steps that are over
     prompt_tokens: int = 0
     cached_tokens: int = 0
 
@@ -160,7 +163,7 @@ def read_run(events: Iterable[Event], since_ns: int = 0, until_ns: int | None = 
                 step.partial = True
                 continue
             # A decode recomputes nothing: one token, after the prompt is in the cache.
-            if count == 1 and _had_token(track, step.begin_ns):
+            if count == 1 and 0 < track.prompt_tokens <= before:
                 step.contexts.append(before)
             else:
                 step.prefill.append((count, before))
@@ -170,6 +173,8 @@ def read_run(events: Iterable[Event], since_ns: int = 0, until_ns: int | None = 
             "the event log holds no complete step", "Was it written by sits bench with an embedded engine?"
         )
     complete.sort(key=lambda step: step.end_ns)
+    for step, following in pairwise(complete):  # handed over early: it began when the one before it was over
+        following.begin_ns = max(following.begin_ns, min(step.end_ns, following.end_ns))
     kept = {
         name: track
         for name, track in requests.items()
@@ -179,10 +184,6 @@ def read_run(events: Iterable[Event], since_ns: int = 0, until_ns: int | None = 
     return RunLog(complete, kept, segments, perception, most_blocks, [segment.start_ns for segment in segments])
 
 
-def _had_token(track: RequestTrack, before_ns: int) -> bool:
-    return bool(track.token_ns) and track.token_ns[0] <= before_ns
-
-
 def _request_event(track: RequestTrack, event: Event, alive: list[tuple[int, int]]) -> None:
     kind = event.kind
     if kind == EventKind.ADMITTED:
@@ -190,11 +191,12 @@ def _request_event(track: RequestTrack, event: Event, alive: list[tuple[int, int
             track.admitted_ns, track.cached_tokens = event.time_ns, event.value
         track.computed = event.value
     elif kind == EventKind.TOKEN:
-        if not track.token_ns:
-            track.prompt_tokens = track.computed
+        if not track.token_ns:  # its next step may have been decided already: then more is on the way
+            track.prompt_tokens = min(track.computed, track.in_cache or track.computed)
         track.token_ns.append(event.time_ns)
     elif kind == EventKind.CHUNK:
         track.chunk_ns.append(event.time_ns)
+        track.in_cache = event.value
     elif kind == EventKind.PREEMPTED:
         track.preempted.append((event.time_ns, 0))
         track.computed = 0
