@@ -120,6 +120,14 @@ def test_json_to_standard_output_is_only_json(tmp_path: Path) -> None:
     assert len(list((tmp_path / "sits-results").iterdir())) == 1
 
 
+def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path: Path) -> None:
+    for out in ((), ("--out", "a/b"), ("--out", "mine")):
+        (tmp_path / "mine").mkdir(exist_ok=True)
+        done = sits_command("bench", "--model", "no-such-model", *out, cwd=tmp_path)
+        assert done.returncode == 2
+        assert [path.name for path in tmp_path.iterdir()] == ["mine"]  # what was there before stays
+
+
 def test_json_to_a_file(tmp_path: Path) -> None:
     done = sits_command(
         "bench", "--model", "scripted:ttft=1ms,itl=1ms", "--requests", "2", "--output-len", "2", "--json",

@@ -317,3 +317,28 @@ def test_a_stop_before_the_first_point_is_partial() -> None:
     outcome = go(whole())
     assert outcome.result.status == "partial"
     assert outcome.result.points == []
+
+
+def test_a_stop_during_warm_up_ends_it_with_the_request_under_way() -> None:
+    class Keeping(ScriptedClient):
+        """Returns what had arrived when it is cancelled, as the HTTP and the embedded client do."""
+
+        sent, losses = 0, 0
+
+        async def send(self, request: RequestSpec, t_due: int) -> RequestRecord:
+            self.sent += 1
+            try:
+                stop.set()
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                pass
+            return RequestRecord(request_id=request.request_id, t_due=t_due, t_sent=t_due, status="cancelled")
+
+        def text_loss(self, text: str) -> float:
+            self.losses += 1
+            return 1.0
+
+    stop, client = asyncio.Event(), Keeping()
+    outcome = bench(client, [Load("closed", concurrency=1, requests=3)], stop=stop)
+    assert outcome.result.status == "partial"
+    assert (client.sent, client.losses) == (1, 0)

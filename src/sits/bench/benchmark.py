@@ -109,7 +109,8 @@ async def run_benchmark(
             )
             if (done := await _unless_stopped(work, stop)) is not None:
                 warmup = done
-        await _measure_loss(client, losses)
+        if not stop.is_set():
+            await _measure_loss(client, losses)
         options = plan.options
         if plan.warmup == "none":
             options = RunOptions(**{**_fields(options), "ramp": False})

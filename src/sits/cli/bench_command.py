@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -135,8 +136,14 @@ def run_options(options: Any) -> int:
     from sits.spec.result import write_json_atomic
 
     directory = options.out or default_directory()
-    prepare_directory(directory)
-    result, written = run_loop(execute(options, directory, make_progress()))
+    made = prepare_directory(directory)
+    try:
+        result, written = run_loop(execute(options, directory, make_progress()))
+    except BaseException:
+        for folder in made:  # nothing was measured: leave no empty folders behind
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
     # With the JSON on standard output nothing else may appear there.
     print_scorecard(result, sys.stderr if options.json_to == "-" else sys.stdout)
     text = result.model_dump_json(indent=1) + "\n"
@@ -167,10 +174,14 @@ def default_directory() -> Path:
     return directory
 
 
-def prepare_directory(directory: Path) -> None:
-    """Create the output folder and see that it can be written, before any time is spent."""
+def prepare_directory(directory: Path) -> list[Path]:
+    """Create the output folder and see that it can be written, before any time is spent.
+
+    Returns the folders that were not there before, the inmost first.
+    """
     from sits.errors import InputError
 
+    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         probe = directory / ".write-test"
@@ -178,6 +189,7 @@ def prepare_directory(directory: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise InputError(f"cannot write into {directory}: {error.strerror}", "Give another --out") from None
+    return made
 
 
 def run_loop(coroutine: Any) -> Any:
