@@ -15,10 +15,9 @@
 // Weights are int4 codes with one 16-bit scale per 32 (layout: see int4_layout.py). Compile-time: BF16; MT; XROWS (batch rows a
 // tile of 8 can hold: 1, 2, 4, 8; 8 when MT > 1); RT; WARPS; STAGES (even); HAS_MIN (w = q s + m, else (q - 8) s); NORM (y = r * acc
 // + bias, r = 1 / root mean square of the input row, else 1); FULL_K (K is a multiple of 64); INTERLEAVED (rows of gate and up
-// in eights are put back in order). No CUDA headers: NVRTC needs no include path then.
+// in eights are put back in order).
 
-typedef unsigned int u32;
-typedef unsigned short u16;
+#include "half.cuh"
 
 struct __align__(16) u32x4 { u32 a, b, c, d; };
 struct __align__(8) u32x2 { u32 a, b; };
@@ -46,30 +45,9 @@ static __device__ __forceinline__ u32x4 load_x(const void* p) {  // written by t
     return v;
 }
 
-#if BF16
-[[maybe_unused]] static __device__ __forceinline__ float to_float(u16 h) { return __uint_as_float((u32)h << 16); }
-[[maybe_unused]] static __device__ __forceinline__ u16 from_float(float f) {
-    u16 h; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f)); return h;
-}
-#define MMA_TYPE "bf16"
-#else
-[[maybe_unused]] static __device__ __forceinline__ float to_float(u16 h) {
-    float f; asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h)); return f;
-}
-[[maybe_unused]] static __device__ __forceinline__ u16 from_float(float f) {
-    u16 h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f)); return h;
-}
-#define MMA_TYPE "f16"
-#endif
-
-// d = a b + c
-[[maybe_unused]] static __device__ __forceinline__ float scale_to_float(u16 h) {  // scales are fp16 for any activations
-    float f; asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h)); return f;
-}
-
 static __device__ __forceinline__ void mma(
     float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, const float (&c)[4]) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE ".f32 "
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." HALF "." HALF ".f32 "
                  "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
                  : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
@@ -214,10 +192,10 @@ static __device__ __forceinline__ void multiply(const Fragment (&f)[RT], u32x4 (
             unpack(half ? f[r].q.c : f[r].q.a, low);
             unpack(half ? f[r].q.d : f[r].q.b, high);
             const u32 s = half ? f[r].s.b : f[r].s.a;
-            const float s_low = scale_to_float((u16)s), s_high = scale_to_float((u16)(s >> 16));
+            const float s_low = fp16_to_float((u16)s), s_high = fp16_to_float((u16)(s >> 16));
 #if HAS_MIN
             const u32 m = half ? f[r].m.b : f[r].m.a;
-            const float m_low = scale_to_float((u16)m), m_high = scale_to_float((u16)(m >> 16));
+            const float m_low = fp16_to_float((u16)m), m_high = fp16_to_float((u16)(m >> 16));
 #endif
 #pragma unroll
             for (int t = 0; t < MT; ++t) {

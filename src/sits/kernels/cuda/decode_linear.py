@@ -38,9 +38,11 @@ class Shape:
 
 def default_shape(batch: int, rows: int) -> Shape:
     """Shape by rule, for what the measured table does not hold: enough bytes in flight, enough CTAs."""
-    # Two CTAs a multiprocessor, unless a third lets all run at once instead of a few in a second wave (132 of them).
     ctas = -(-rows // 32)
-    return Shape(2, 8, 2, 3 if batch <= 8 and 264 < ctas <= 396 else 2)
+    if 1 < batch <= 8 and 264 < ctas <= 396:
+        return Shape(1, 16, 2, 2)
+    # Two CTAs a multiprocessor, unless a third lets all run at once instead of a few in a second wave (132 of them).
+    return Shape(2, 8, 2, 3 if batch == 1 and 264 < ctas <= 396 else 2)
 
 
 @functools.cache

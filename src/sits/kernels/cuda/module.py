@@ -39,7 +39,7 @@ def compile_source(source: str, defines: dict[str, int], architecture: str) -> b
 
     options = [f"--gpu-architecture={architecture}", "-std=c++17", "--use_fast_math"]
     options += [f"-D{name}={value}" for name, value in sorted(defines.items())]
-    headers = {file.name: file.read_text() for file in sorted(SOURCES.glob("*.cuh")) if file.name in source}
+    headers = {file.name: file.read_text() for file in sorted(SOURCES.glob("*.cuh"))}
     version = ".".join(str(part) for part in _check(nvrtc.nvrtcVersion(), "nvrtcVersion"))
     everything = "\0".join([version, source, *headers.values(), *options])
     key = hashlib.blake2b(everything.encode(), digest_size=16).hexdigest()

@@ -1,24 +1,9 @@
 // Helpers around the linears: the start of a fused decode step, and INT4 weights made dense or e4m3 for prefill.
-// Compile-time: BF16 (of activations), FP8 (make_dense_blocks writes e4m3). No CUDA headers.
+// Compile-time: BF16 (of activations), FP8 (make_dense_blocks writes e4m3).
 
-typedef unsigned int u32;
-typedef unsigned short u16;
+#include "half.cuh"
+
 struct __align__(16) u32x4 { u32 a, b, c, d; };
-
-static __device__ __forceinline__ float half_to_float(u16 h) {
-    float f; asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h)); return f;
-}
-#if BF16
-static __device__ __forceinline__ float to_float(u16 h) { return __uint_as_float((u32)h << 16); }
-static __device__ __forceinline__ u16 from_float(float f) {
-    u16 h; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f)); return h;
-}
-#else
-static __device__ __forceinline__ float to_float(u16 h) { return half_to_float(h); }
-static __device__ __forceinline__ u16 from_float(float f) {
-    u16 h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f)); return h;
-}
-#endif
 
 struct EmbedArguments {
     const long long* tokens;  // [M]
@@ -80,8 +65,8 @@ extern "C" __global__ void __launch_bounds__(256) make_dense(const __grid_consta
         const int n = p.interleaved ? tile * 8 + g + lower * (p.N / 2) : tile * 16 + g + lower * 8;
         const int k = chunk * 64 + half * 32 + t * 8;
         if (k >= p.K || (p.interleaved ? tile * 8 + g >= p.N / 2 : n >= p.N)) continue;
-        const float s = half_to_float(p.scales[at * 32 + g * 4 + word]) * p.multiplier;
-        const float m = p.minimums ? half_to_float(p.minimums[at * 32 + g * 4 + word]) * p.multiplier : -8.f * s;
+        const float s = fp16_to_float(p.scales[at * 32 + g * 4 + word]) * p.multiplier;
+        const float m = p.minimums ? fp16_to_float(p.minimums[at * 32 + g * 4 + word]) * p.multiplier : -8.f * s;
         u32 packed[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -116,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(128) make_dense_blocks(const __grid
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const u16 raw = scales[high * 2 + (i >> 1)];
-            const float s = BF16 ? to_float(raw) : half_to_float(raw) * (high ? 0x1p-20f : 0x1p-24f);
+            const float s = BF16 ? to_float(raw) : fp16_to_float(raw) * (high ? 0x1p-20f : 0x1p-24f);
             const float m = p.block_bytes > 2304 ? to_float(scales[128 + high * 2 + (i >> 1)]) : -8.f * s;
 #pragma unroll
             for (int far = 0; far < 2; ++far) {

@@ -18,7 +18,9 @@
 // HAS_MIN (w = q s + m, else (q - 8) s), NORM (scale each batch row by 1 / root mean square), EPILOGUE 0 = y = r * acc + bias,
 // 1 = residual add, gain and sums of squares, 2 = silu(gate) * up; PLAIN_ORDER (EPILOGUE 0 of interleaved rows: put gate and up
 // back in order); LATE: give a stage back when the next one has begun, so that products never pause (KC > 1; with KC = 1 always).
-// The host puts before this text: u16, u32, u64 and wgmma(float (&d)[NT / 2], u32 a0, a1, a2, a3, u64 descriptor).
+// The host puts before this text: u32, u64 and wgmma(float (&d)[NT / 2], u32 a0, a1, a2, a3, u64 descriptor).
+
+#include "half.cuh"
 
 struct __align__(16) u32x4 { u32 a, b, c, d; };
 struct __align__(64) TensorMap { unsigned char bytes[128]; };

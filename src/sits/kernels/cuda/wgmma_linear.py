@@ -142,7 +142,6 @@ def product_source(columns: int, bf16: bool) -> str:
     a = ", ".join(f"%{count + index}" for index in range(4))
     outputs = ", ".join(f'"+f"(d[{index}])' for index in range(count))
     return f"""typedef unsigned int u32;
-typedef unsigned short u16;
 typedef unsigned long long u64;
 static __device__ __forceinline__ void wgmma(float (&d)[{count}], u32 a0, u32 a1, u32 a2, u32 a3, u64 b) {{
     asm volatile("wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "

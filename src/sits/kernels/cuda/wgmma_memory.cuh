@@ -50,24 +50,11 @@ static __device__ __forceinline__ void cluster_sync() {
 #endif
 }
 
-#if BF16
-[[maybe_unused]] static __device__ __forceinline__ float to_float(u16 h) { return __uint_as_float((u32)h << 16); }
-static __device__ __forceinline__ u32 pack(float low, float high) {
-    u32 v; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low)); return v;
-}
-#define TYPE "bf16x2"
-#else
-[[maybe_unused]] static __device__ __forceinline__ float to_float(u16 h) { float f; asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h)); return f; }
-static __device__ __forceinline__ u32 pack(float low, float high) {
-    u32 v; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low)); return v;
-}
-#define TYPE "f16x2"
-#endif
 static __device__ __forceinline__ u32 fused(u32 a, u32 b, u32 c) {
-    u32 v; asm("fma.rn." TYPE " %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(c)); return v;
+    u32 v; asm("fma.rn." HALF_PAIR " %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(c)); return v;
 }
 [[maybe_unused]] static __device__ __forceinline__ u32 product(u32 a, u32 b) {
-    u32 v; asm("mul.rn." TYPE " %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b)); return v;
+    u32 v; asm("mul.rn." HALF_PAIR " %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b)); return v;
 }
 
 static __device__ __forceinline__ u32x4 load_shared(u32 at) {

@@ -19,7 +19,7 @@ from sits.kernels.kv_cache import LARGEST, CacheTensor, ScaledCache
 from sits.kernels.registry import register
 from sits.kernels.triton.attention import decode_shape, workspace
 from sits.kernels.triton.decode_attention import LOG2E, attend_tiles, work_line
-from sits.kernels.triton.launch import prefetch, release_next, wait_previous
+from sits.kernels.triton.launch import INTERPRETED, prefetch, release_next, wait_previous
 from sits.kernels.triton.rope import rotate_rows, store_heads
 
 
@@ -225,6 +225,13 @@ def fused_rope_attention(
     out = torch.empty((requests, heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if not requests:
         return out
+    if plan is None and not INTERPRETED:
+        from sits.kernels.cuda import decode_attention as short_contexts
+
+        if short_contexts.fits(qkv, k_cache, batch, heads, kv_heads, head_dim, cos_sin.shape[1] // 2):
+            return short_contexts.decode_attention(
+                qkv, cos_sin, k_cache, v_cache, batch, heads, kv_heads, head_dim, scale, window
+            )
     scaled = isinstance(k_cache, ScaledCache)
     k_data, v_data = (k_cache.data, v_cache.data) if scaled else (k_cache, v_cache)
     k_scale, v_scale = (k_cache.scale, v_cache.scale) if scaled else (qkv, qkv)
