@@ -207,3 +207,47 @@ def test_the_cache_is_sized_from_free_memory(make_llm):
     assert llm.core.scheduler.pool.capacity >= 64  # at least one whole context of 1024 tokens
     free, total = torch.cuda.mem_get_info()
     assert free > 0.05 * total
+
+
+def test_activations_measured_on_an_excerpt_are_those_of_the_model():
+    from sits.engine.runner import Runner, RunnerConfig
+    from sits.models.excerpt import excerpt
+    from sits.models.loading import load_model
+
+    model = load_model(
+        "synthetic:llama-3-8b?layers=6", dtype="bfloat16", device="cuda", quantization="int4-g32"
+    ).model
+    config = RunnerConfig(
+        block_size=16, max_running=32, max_step_tokens=2048, max_model_len=1024, kv_blocks=64, cuda_graphs=False
+    )
+
+    class Whole(Runner):
+        def _measure_activations(self):
+            self.kv_cache = self._allocate(1)
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            self.warm_up([self.config.max_running])
+            torch.cuda.synchronize()
+            peak, self.kv_cache = torch.cuda.max_memory_allocated() - before, []
+            return peak
+
+    Runner(model, config)  # scratch buffers that stay exist from here on
+    part, whole = Runner(model, config)._measure_activations(), Whole(model, config)._measure_activations()
+    assert whole <= part * 1.02
+    assert part <= whole * 1.02
+    assert excerpt(model, [0]).layers[0] is model.layers[0]
+
+
+def test_a_loaded_engine_answers_as_one_without_rehearsal(monkeypatch):
+    from sits.engine.llm import LLM
+    from sits.engine.rehearsal import Rehearsal
+    from sits.engine.sampling_params import SamplingParams
+
+    answers = []
+    for rehearsed in (True, False):
+        if not rehearsed:
+            monkeypatch.setattr(Rehearsal, "begin", lambda self, model: None)
+        with LLM(MODEL, quantization="int4-g32", max_model_len=256, max_running=20, kv_blocks=64) as llm:
+            outputs = llm.generate([[5, 6, 7], list(range(9, 49))], SamplingParams(max_tokens=8, ignore_eos=True))
+            answers.append([output.outputs[0].token_ids for output in outputs])
+    assert answers[0] == answers[1]

@@ -16,7 +16,7 @@ from sits.policy.victim_choice import VictimChoice
 
 if TYPE_CHECKING:
     from sits.engine.core import EngineCore
-    from sits.engine.runner import Runner
+    from sits.engine.runner import Runner, RunnerConfig
     from sits.models.model import CausalModel
 
 
@@ -55,34 +55,41 @@ class EngineOptions:
             raise InputError(f"memory_share must be above 0 and at most 1, not {self.memory_share}")
 
 
-def build_core(model: CausalModel, options: EngineOptions, max_context: int) -> tuple[EngineCore[Runner], list[str]]:
-    """An engine around a loaded model, and notes on what was adjusted. ``max_context`` is the model's limit."""
-    from sits.engine.core import EngineCore
-    from sits.engine.runner import Runner, RunnerConfig
+def runner_config(options: EngineOptions, device: str, max_context: int) -> RunnerConfig:
+    """The sizes of an engine on a type of device. ``max_context`` is the model's limit.
 
-    on_cpu = model.device.type == "cpu"
+    Raises ``InputError`` for a longer ``max_model_len``.
+    """
+    from sits.engine.runner import RunnerConfig
+
     max_model_len = options.max_model_len or max_context
     if max_model_len > max_context:
         raise InputError(
             f"max_model_len is {max_model_len}, but the model has a context of {max_context}", "Lower max_model_len"
         )
-    max_running = options.max_running or (16 if on_cpu else 256)
-    max_step_tokens = options.max_step_tokens or max(512 if on_cpu else 2048, max_running)
-    overlap = not on_cpu if options.overlap is None else options.overlap
-    runner = Runner(
-        model,
-        RunnerConfig(
-            block_size=options.block_size,
-            max_running=max_running,
-            max_step_tokens=max_step_tokens,
-            max_model_len=max_model_len,
-            kv_blocks=options.kv_blocks,
-            kv_dtype=options.kv_dtype,
-            memory_share=options.memory_share,
-            cuda_graphs=options.cuda_graphs,
-            overlap=overlap,
-        ),
+    max_running = options.max_running or (16 if device == "cpu" else 256)
+    return RunnerConfig(
+        block_size=options.block_size,
+        max_running=max_running,
+        max_step_tokens=options.max_step_tokens or max(512 if device == "cpu" else 2048, max_running),
+        max_model_len=max_model_len,
+        kv_blocks=options.kv_blocks,
+        kv_dtype=options.kv_dtype,
+        memory_share=options.memory_share,
+        cuda_graphs=options.cuda_graphs,
+        overlap=device != "cpu" if options.overlap is None else options.overlap,
     )
+
+
+def build_core(model: CausalModel, options: EngineOptions, max_context: int) -> tuple[EngineCore[Runner], list[str]]:
+    """An engine around a loaded model, and notes on what was adjusted. ``max_context`` is the model's limit."""
+    from sits.engine.core import EngineCore
+    from sits.engine.runner import Runner
+
+    on_cpu = model.device.type == "cpu"
+    sizes = runner_config(options, model.device.type, max_context)
+    runner = Runner(model, sizes)
+    max_model_len = sizes.max_model_len
     pool = BlockPool(runner.num_blocks, options.block_size, prefix_caching=options.prefix_caching)
     notes: list[str] = []
     room = pool.capacity * options.block_size
@@ -94,13 +101,13 @@ def build_core(model: CausalModel, options: EngineOptions, max_context: int) -> 
     log = EventLog(options.event_capacity, enabled=options.event_log)
     config = SchedulerConfig(
         max_model_len=max_model_len,
-        max_running=max_running,
-        max_step_tokens=max_step_tokens,
+        max_running=sizes.max_running,
+        max_step_tokens=sizes.max_step_tokens,
         max_waiting=options.max_waiting,
         watermark=options.watermark,
     )
     scheduler = Scheduler(config, pool, log, budget=options.budget, order=options.order, victims=options.victims)
-    return EngineCore(scheduler, runner, log, overlap=overlap), notes
+    return EngineCore(scheduler, runner, log, overlap=sizes.overlap), notes
 
 
 def engine_gauges(core: EngineCore[Any]) -> dict[str, float]:

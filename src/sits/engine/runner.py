@@ -25,6 +25,8 @@ from sits.engine.stopping import blocks_for
 from sits.engine.warm_up import decode_step, prefill_step
 from sits.errors import SitsError
 from sits.kernels.kv_cache import CacheTensor
+from sits.models.excerpt import excerpt, representative_layers
+from sits.models.llama import LlamaModel
 from sits.models.model import CausalModel
 from sits.quant.kv import allocate_kv_cache
 
@@ -48,7 +50,7 @@ class Runner:
     """Owns a model and its cache; one step at a time."""
 
     def __init__(self, model: CausalModel, config: RunnerConfig):
-        self.model = model
+        self.model: CausalModel = model
         self.config = config
         self.device = model.device
         shape = model.config
@@ -64,17 +66,7 @@ class Runner:
         prepare = getattr(model, "prepare_for_batch", None)
         if prepare is not None:  # before the cache takes what memory is left
             prepare(config.max_running)
-        usable = choose_block_count(
-            model,
-            config.kv_blocks,
-            block_size=config.block_size,
-            max_running=config.max_running,
-            max_model_len=config.max_model_len,
-            kv_dtype=config.kv_dtype,
-            memory_share=config.memory_share,
-            activation_bytes=self._measure_activations() if on_cuda else 0,
-        )
-        self.num_blocks = usable + 1  # and the scratch block
+        self.num_blocks = self._choose_blocks() + 1  # and the scratch block
         self.kv_cache = self._allocate(self.num_blocks)
         self.no_graphs_because: str | None = "switched off"
         if config.cuda_graphs:
@@ -176,13 +168,33 @@ class Runner:
             self.device,
         )
 
+    def _choose_blocks(self) -> int:
+        """Blocks of the cache that requests may use."""
+        config = self.config
+        return choose_block_count(
+            self.model,
+            config.kv_blocks,
+            block_size=config.block_size,
+            max_running=config.max_running,
+            max_model_len=config.max_model_len,
+            kv_dtype=config.kv_dtype,
+            memory_share=config.memory_share,
+            activation_bytes=self._measure_activations() if self.device.type == "cuda" else 0,
+        )
+
     def _measure_activations(self) -> int:
-        """Bytes the largest steps need beside weights and cache: run them once over a cache of one block."""
+        """Bytes the largest steps need beside weights and cache: run them once over a cache of one block.
+
+        A layer's activations are gone when the next one runs, so one layer of each kind needs what all need.
+        """
+        model = self.model
+        if isinstance(model, LlamaModel):
+            self.model = excerpt(model, representative_layers(model))
         self.kv_cache = self._allocate(1)
         before = torch.cuda.memory_allocated(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         self.warm_up([self.config.max_running])
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device) - before
-        self.kv_cache = []
+        self.kv_cache, self.model = [], model
         return peak

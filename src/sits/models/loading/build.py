@@ -6,6 +6,7 @@ part by part from the memory-mapped file, and packed (which frees the original) 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -95,8 +96,12 @@ def build_model(
     *,
     max_context: int = 0,
     linear_format: LinearFormat | None = None,
+    on_first_layer: Callable[[LlamaModel], None] | None = None,
 ) -> LlamaModel:
-    """Load every weight and return the model, ready to run. ``linear_format`` quantises linears while they load."""
+    """Load every weight and return the model, ready to run. ``linear_format`` quantises linears while they load.
+
+    ``on_first_layer`` gets a model of the first layer alone as soon as that is there (see ``one_layer``).
+    """
 
     def linear(spec: LinearSpec) -> LinearWeight:
         weight = linear_format(spec, source, dtype, device) if linear_format else None
@@ -126,6 +131,8 @@ def build_model(
                 down_proj=linear(specs["down_proj"]),
             )
         )
+        if index == 0 and on_first_layer is not None:
+            on_first_layer(one_layer(config, embedding, layers[0], dtype, max_context))
     head = LinearSpec("lm_head", (("lm_head", config.vocab_size),), config.hidden_size)
     if config.tied_embeddings:
         head = LinearSpec("lm_head", (("model.embed_tokens", config.vocab_size),), config.hidden_size)
@@ -135,3 +142,12 @@ def build_model(
         lm_head = linear(head)
     weights = DecoderWeights(embedding, layers, vector("model.norm.weight"), lm_head)
     return LlamaModel(config, weights, dtype, max_context)
+
+
+def one_layer(
+    config: ModelConfig, embedding: torch.Tensor, layer: DecoderLayer, dtype: torch.dtype, max_context: int
+) -> LlamaModel:
+    """A model of the first layer, before head and final norm are loaded: others of the same shape stand in."""
+    short = dataclasses.replace(config, layers=1, windows=config.windows[:1])
+    head = DenseWeight(embedding, shared=True).prepack()
+    return LlamaModel(short, DecoderWeights(embedding, [layer], layer.input_norm, head), dtype, max_context)

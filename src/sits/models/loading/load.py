@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,12 +91,14 @@ def load_model(
     max_context: int = 0,
     quantization: str | None = None,
     linear_format: LinearFormat | None = None,
+    on_first_layer: Callable[[LlamaModel], None] | None = None,
 ) -> LoadedModel:
     """Load a model by name (see ``resolve``). Every user mistake is an ``InputError``.
 
     ``max_context`` bounds the usable positions (0 = all the model has). ``quantization`` says how linears are held
     (see ``linear_formats.linear_format_for``): None keeps what the checkpoint says, else ``int4-g32``, ``fp8``,
-    ``dense``, ``stored`` or a plan file. ``linear_format`` replaces that rule by a function.
+    ``dense``, ``stored`` or a plan file. ``linear_format`` replaces that rule by a function. ``on_first_layer`` is
+    called on a GPU as soon as one layer is there, with a model of that layer alone; the others load meanwhile.
     """
     started = time.monotonic()
     location = resolve(name)
@@ -111,8 +114,9 @@ def load_model(
     try:
         with torch.inference_mode(False), torch.no_grad():
             model = build_model(
-                config, source, target_dtype, target, max_context=max_context, linear_format=linear_format
-            )
+                config, source, target_dtype, target, max_context=max_context, linear_format=linear_format,
+                on_first_layer=on_first_layer if target.type == "cuda" else None,
+            )  # fmt: skip
     except torch.OutOfMemoryError as error:
         raise InputError(
             f"{name} does not fit on {target}: {str(error).splitlines()[0]}",
