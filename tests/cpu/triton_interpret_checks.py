@@ -188,7 +188,8 @@ def int4():
 
 
 def rounding():
-    from sits.kernels.triton import quantize_int4
+    from sits.kernels.cuda.nibbles import squeeze_nibbles
+    from sits.kernels.triton import nibbles, quantize_int4
     from sits.quant.int4 import Int4Codes
 
     for dtype, stored, group in (
@@ -206,6 +207,8 @@ def rounding():
             assert int(faults) == 0
             for mine, theirs in zip(ours, (wanted.q, wanted.scale, wanted.minimum), strict=True):
                 assert torch.equal(mine, theirs), (dtype, stored, group, zero)
+    codes = torch.randint(0, 16, (1025, 8), dtype=torch.uint8).view(torch.int64)
+    assert torch.equal(nibbles.squeeze(codes), squeeze_nibbles(codes))
     for value in (float("nan"), float("-inf")):
         weight[36, 255] = value
         assert int(quantize_int4.round_groups(weight, 32, "symmetric", torch.float16)[3]) & quantize_int4.NOT_FINITE

@@ -1,4 +1,4 @@
-"""Rounding to INT4 on the device gives the very codes, scales and minimums of the plain CPU code."""
+"""Rounding to INT4 and packing on the device give the very codes, scales and words of the plain CPU code."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
 from sits.errors import InputError
+from sits.kernels.cuda.int4_layout import pack_int4
 from sits.kernels.registry import select
 from sits.quant.int4 import ZERO_KINDS, Int4Codes
 
@@ -28,6 +29,17 @@ def test_same_codes_as_on_the_cpu(shape, zero, dtype):
 
 def test_the_kernel_is_what_runs():
     assert select("round_groups_int4", "cuda", group_size=32, columns=64).name == "triton"
+
+
+@pytest.mark.parametrize("shape", [(8, 5), (1000, 72), (57344, 512)])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_packing_on_the_device_gives_the_words_of_the_cpu(shape, interleaved):
+    rows, columns = shape[0] // 16 * 16 if interleaved else shape[0], shape[1] * 8
+    q = torch.randint(0, 16, (rows, columns), dtype=torch.uint8)
+    scale = torch.rand(rows, -(-columns // 32)).half().float()
+    packed = [pack_int4(q.to(d), scale.to(d), None, 32, torch.float16, interleaved) for d in ("cuda", "cpu")]
+    assert torch.equal(packed[0].codes.cpu(), packed[1].codes)
+    assert torch.equal(packed[0].scales.cpu(), packed[1].scales)
 
 
 def test_faults_are_named():

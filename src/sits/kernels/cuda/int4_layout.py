@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 import torch
 
+from sits.kernels.cuda.nibbles import SHIFTS, squeeze_nibbles
+
 
 @dataclass(frozen=True)
 class PackedInt4:
@@ -69,14 +71,12 @@ def pack_int4(
     if interleaved:
         q, scale = (interleave_gate_up(*tensor.chunk(2)) for tensor in (q, scale))
         minimum = None if minimum is None else interleave_gate_up(*minimum.chunk(2))
-    nibble = torch.tensor([0, 16, 4, 20, 8, 24, 12, 28], device=q.device, dtype=torch.int32)  # shift of k = 0..7
     words = []
-    for start in range(0, -(-rows // 16) * 16, 4096):  # pieces: the int32 intermediates are 8 times the codes
-        part = _blocked(q[start : start + 4096], 64, 8)
-        tiles, _, _, chunks, _ = part.shape
-        part = part.view(tiles, 2, 8, chunks, 2, 4, 8).permute(0, 3, 2, 5, 4, 1, 6)  # tile chunk g t i h k
-        shifted = part.to(torch.int32) << nibble
-        words.append(shifted.sum(-1, dtype=torch.int32).reshape(tiles, chunks, 32, 4))
+    for start in range(0, -(-rows // 16) * 16, 16384):  # pieces: the reordered codes are twice the words
+        eights = _blocked(q[start : start + 16384], 64, 8).view(torch.int64)  # tile h g chunk (i t): 8 k in each
+        tiles, _, _, chunks, _ = eights.shape
+        ordered = eights.view(tiles, 2, 8, chunks, 2, 4).permute(0, 3, 2, 5, 4, 1)  # tile chunk g t i h
+        words.append(squeeze_nibbles(ordered.contiguous()).view(tiles, chunks, 32, 4))
     repeat = group_size // 32
 
     def spread(values: torch.Tensor) -> torch.Tensor:
@@ -102,7 +102,7 @@ def _multiplier(scale: torch.Tensor, minimum: torch.Tensor | None) -> float:
 
 def unpack_codes(packed: PackedInt4, group_size: int = 32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The inverse of ``pack_int4``: q[N, K] uint8, scale and minimum [N, ceil(K / group)] float32, rows in order."""
-    shift = torch.tensor([0, 16, 4, 20, 8, 24, 12, 28], device=packed.codes.device, dtype=torch.int32)
+    shift = torch.tensor(SHIFTS, device=packed.codes.device, dtype=torch.int32)
     tiles, chunks = packed.codes.shape[:2]
     pieces = []
     for start in range(0, tiles, 256):
