@@ -7,6 +7,7 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
 from sits.errors import InputError
+from sits.kernels.cuda import wgmma_layout
 from sits.kernels.cuda.int4_layout import pack_int4
 from sits.kernels.registry import select
 from sits.quant.int4 import ZERO_KINDS, Int4Codes
@@ -40,6 +41,11 @@ def test_packing_on_the_device_gives_the_words_of_the_cpu(shape, interleaved):
     packed = [pack_int4(q.to(d), scale.to(d), None, 32, torch.float16, interleaved) for d in ("cuda", "cpu")]
     assert torch.equal(packed[0].codes.cpu(), packed[1].codes)
     assert torch.equal(packed[0].scales.cpu(), packed[1].scales)
+    if wgmma_layout.can_pack(rows, columns, 32):
+        blocks = [
+            wgmma_layout.pack(q.to(d), scale.to(d), None, 32, torch.float16, interleaved) for d in ("cuda", "cpu")
+        ]
+        assert torch.equal(blocks[0].blocks.cpu(), blocks[1].blocks)
 
 
 def test_faults_are_named():

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import torch
 
 from sits.kernels.cuda.int4_layout import interleave_gate_up
+from sits.kernels.cuda.nibbles import SHIFTS, squeeze_nibbles
 
 CODE_BYTES = 2048
 SCALE_BYTES = 256
@@ -88,7 +89,7 @@ def pack(
     tiles, chunks = -(-rows // 64), -(-columns // 256) * 4
     size = CODE_BYTES + SCALE_BYTES * (1 if minimum is None else 2)
     blocks = torch.empty(tiles, chunks, size, dtype=torch.uint8, device=q.device)
-    step = 64  # row tiles at a time: the int32 intermediates are eight times the codes
+    step = 256  # row tiles at a time: the reordered codes are twice the words
     for first in range(0, tiles, step):
         part = slice(first, first + step)
         inside = slice(first * 64, (first + step) * 64)
@@ -132,12 +133,10 @@ def _padded(values: torch.Tensor, columns: int) -> torch.Tensor:
 def _codes(q: torch.Tensor, chunks: int) -> torch.Tensor:
     padded = q if q.shape[0] % 64 == 0 and q.shape[1] == chunks * 64 else _padded(q, chunks * 64)
     tiles = padded.shape[0] // 64
-    # tile, w, high, g, chunk, i, far, t, e -> tile, chunk, w, g, t, i, then the nibble: far, high, e
-    view = padded.view(tiles, 4, 2, 8, chunks, 4, 2, 4, 2).permute(0, 4, 1, 3, 7, 5, 6, 2, 8)
-    shift = torch.tensor([0, 16, 4, 20, 8, 24, 12, 28], device=q.device, dtype=torch.int32)
-    nibbles = view.reshape(tiles, chunks, 128, 4, 8).to(torch.int32)
-    words = (nibbles << shift).sum(-1, dtype=torch.int32)
-    return words.view(tiles, chunks, 512).contiguous().view(torch.uint8)
+    # Pairs e move as one. tile, w, high, g, chunk, i, far, t -> tile, chunk, w, g, t, i, then a word: far, high, e
+    pairs = padded.view(torch.int16).view(tiles, 4, 2, 8, chunks, 4, 2, 4).permute(0, 4, 1, 3, 7, 5, 6, 2)
+    eights = pairs.contiguous().view(tiles, chunks, 512, 4).view(torch.int64)
+    return squeeze_nibbles(eights).view(tiles, chunks, 512).view(torch.uint8)
 
 
 def _groups(values: torch.Tensor, chunks: int, group_size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -151,7 +150,7 @@ def _groups(values: torch.Tensor, chunks: int, group_size: int, dtype: torch.dty
 def unpack(weight: WgmmaInt4, group_size: int = 32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The inverse of ``pack``: q[N, K] uint8, scale and minimum [N, ceil(K / group)] float32, rows in order."""
     tiles, chunks = weight.blocks.shape[:2]
-    shift = torch.tensor([0, 16, 4, 20, 8, 24, 12, 28], device=weight.blocks.device, dtype=torch.int32)
+    shift = torch.tensor(SHIFTS, device=weight.blocks.device, dtype=torch.int32)
     pieces = []
     for first in range(0, tiles, 64):
         words = weight.blocks[first : first + 64, :, :CODE_BYTES].contiguous().view(torch.int32)
