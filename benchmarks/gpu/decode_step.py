@@ -22,6 +22,7 @@ def add_options(parser):
     parser.add_argument("--dtype", default="bfloat16", help="activations")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64, 128, 256])
     parser.add_argument("--kv-dtype", default="auto")
+    parser.add_argument("--int4-prefill", default="exact", choices=["exact", "fp8"])
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--layers", type=int, help="cut the preset, for a quick check")
     parser.add_argument("--peer", type=Path, help="result of the peer")
@@ -49,6 +50,7 @@ def open_engine(options, max_running, max_tokens):
         max_running=max_running,
         max_step_tokens=8192,
         prefix_caching=False,
+        int4_prefill=options.int4_prefill,
     )
 
 

@@ -12,9 +12,10 @@ from collections import defaultdict
 import torch
 from _common import DEVICE, Report, graph_milliseconds
 
-from sits.kernels import fp8_linear, int4_linear, tuning
+from sits.kernels import int4_linear, tuning
 from sits.kernels.fp8 import quantize_rows
-from sits.kernels.triton.activation import quantize_fp8
+from sits.kernels.fp8_product import scaled_product
+from sits.kernels.fp8_rows import quantize_fp8
 from sits.kernels.tuning.measure import can_run
 from sits.quant.int4 import Int4Codes
 
@@ -58,7 +59,7 @@ def apply(kernel, x, weight):
         return torch.nn.functional.linear(x, weight)
     if kernel == "fp8":
         q, scale = quantize_fp8(x)
-        return fp8_linear.scaled_product(q, scale, *weight, x.dtype)
+        return scaled_product(q, scale, *weight, x.dtype)
     if kernel == "humming":
         return int4_linear.humming.linear(x, weight)
     if kernel == "cuda":

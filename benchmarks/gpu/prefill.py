@@ -21,8 +21,10 @@ def main():
         run(llm, 16, 512, 1)
     seconds = min(run(llm, 16, 512, 1) for _ in range(3))
     peer = peers.get("16")
+    how = "-fp8-prompts" if options.int4_prefill == "fp8" else ""
+    report.name += how.replace("-", "_")
     report.row(
-        f"{name}/{options.precision}/prefill8192", "s", seconds, peer[2] / 1e3 if peer else None,
+        f"{name}/{options.precision}{how}/prefill8192", "s", seconds, peer[2] / 1e3 if peer else None,
         "vLLM 0.24" if peer else None, tokens_per_s=8192 / seconds,
     )  # fmt: skip
     llm.close()

@@ -31,6 +31,7 @@ class EngineOptions:
     kv_blocks: int | None = None  # None: from free memory
     block_size: int = 16
     kv_dtype: str = "auto"  # auto | int8 | fp8
+    int4_prefill: str = "exact"  # exact | fp8: long prompts of an INT4 model in FP8 arithmetic (Hopper)
     max_running: int | None = None  # requests in one step; None: 16 on a CPU, 256 on a GPU
     max_step_tokens: int | None = None  # None: 512 on a CPU, 2048 on a GPU
     max_waiting: int = 100_000
@@ -51,6 +52,8 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise InputError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if self.int4_prefill not in ("exact", "fp8"):
+            raise InputError(f"int4_prefill must be exact or fp8, not {self.int4_prefill!r}")
         if not 0 < self.memory_share <= 1:
             raise InputError(f"memory_share must be above 0 and at most 1, not {self.memory_share}")
 
@@ -87,6 +90,8 @@ def build_core(model: CausalModel, options: EngineOptions, max_context: int) -> 
     from sits.engine.runner import Runner
 
     on_cpu = model.device.type == "cpu"
+    if options.int4_prefill == "fp8" and hasattr(model, "set_int4_prefill"):
+        model.set_int4_prefill("fp8")
     sizes = runner_config(options, model.device.type, max_context)
     runner = Runner(model, sizes)
     max_model_len = sizes.max_model_len

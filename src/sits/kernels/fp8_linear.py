@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
+from sits.kernels.fp8_product import scaled_product
+from sits.kernels.fp8_rows import quantize_fp8
 from sits.kernels.registry import register
-from sits.kernels.triton.activation import quantize_fp8
 
 
 def supports(in_features: int = 0, out_features: int = 0, **_: Any) -> bool:
@@ -15,24 +16,6 @@ def supports(in_features: int = 0, out_features: int = 0, **_: Any) -> bool:
     if torch.version.hip or not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
         return False
     return in_features % 16 == 0 and out_features % 16 == 0
-
-
-def scaled_product(
-    q: torch.Tensor, scale: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
-    """q[M, K] e4m3 with scale[M], weight[N, K] e4m3 with weight_scale[N] -> [M, N] of ``dtype``, summed in float32.
-
-    torch's row-wise product writes bf16 only; other types are converted from it.
-    """
-    product = torch._scaled_mm(
-        q,
-        weight.t(),
-        scale_a=scale.view(-1, 1),
-        scale_b=weight_scale.view(1, -1),
-        out_dtype=torch.bfloat16,
-        use_fast_accum=True,
-    )
-    return product if dtype == torch.bfloat16 else product.to(dtype)
 
 
 @register("linear_fp8", "scaled_mm", devices=("cuda",), priority=10, supports=supports)

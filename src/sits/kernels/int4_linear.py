@@ -18,7 +18,6 @@ import torch
 from sits.kernels import humming, tuning
 from sits.kernels.registry import register
 from sits.kernels.triton import int4 as portable
-from sits.kernels.triton import int4_fp8
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -157,8 +156,6 @@ def multiply(name: str, x: torch.Tensor, packed: PackedForCuda, bias: torch.Tens
         return _own().middle_linear(x, layout, bias)
     if name == "cuda":
         return _own().small_linear(x, layout, bias)
-    if name == "dense" and int4_fp8.wanted(x.shape[0], layout):
-        return int4_fp8.fp8_linear(x, layout, bias)
     if name == "dense":
         return _own().dense_linear(x, layout, bias)
     return portable.int4_linear(x, layout, bias)

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
+from sits.kernels import int4_fp8
 from sits.kernels.attention_batch import AttentionBatch
 from sits.kernels.ops import LayerOps
 from sits.models.config import ModelConfig
 from sits.models.fused_decode import FusedDecoder
+from sits.models.fused_fp8 import FusedFp8
 from sits.models.model import KVCache
 from sits.models.rope import cos_sin_table
 from sits.quant.linear import LinearWeight
@@ -62,6 +64,8 @@ class LlamaModel:
         self.cos_sin = cos_sin_table(config, self.max_context, self.device)
         self.ops = LayerOps(self.device.type, dtype=dtype, head_dim=config.head_dim)
         self.fused_decoder = FusedDecoder.build(self)
+        self.int4_prompts_at_fp8 = int4_fp8.asked_for()
+        self.fused_fp8 = FusedFp8.build(self, self.int4_prompts_at_fp8)
 
     def linears(self) -> Iterator[tuple[str, LinearWeight]]:
         """(name, weight) of every linear, e.g. ``layers.3.qkv_proj``, ``lm_head``."""
@@ -78,6 +82,12 @@ class LlamaModel:
             _, index, attribute = name.split(".")
             setattr(self.layers[int(index)], attribute, weight)
         self.fused_decoder = FusedDecoder.build(self)
+        self.fused_fp8 = FusedFp8.build(self, self.int4_prompts_at_fp8)
+
+    def set_int4_prefill(self, mode: str) -> None:
+        """``fp8``: long prompts through INT4 weights in W8A8 arithmetic, faster but rounded; ``exact``: 16 bits."""
+        self.int4_prompts_at_fp8 = mode == "fp8"
+        self.fused_fp8 = FusedFp8.build(self, self.int4_prompts_at_fp8)
 
     def prepare_for_batch(self, rows: int) -> None:
         """Tell every linear that steps of up to ``rows`` decoding requests will come."""
@@ -103,6 +113,8 @@ class LlamaModel:
         """
         if self.fused_decoder is not None and self.fused_decoder.accepts(batch, logits_rows):
             return self.fused_decoder.forward(token_ids, batch, kv_cache)
+        if self.fused_fp8 is not None and self.fused_fp8.accepts(token_ids.shape[0]):
+            return self.fused_fp8.forward(token_ids, batch, kv_cache, logits_rows)
         config, ops = self.config, self.ops
         eps, scale = config.norm_eps, config.scale
         heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from sits.kernels.fp8 import quantize_rows
+from sits.kernels.fp8_product import exact_product
 from sits.kernels.registry import register
 
 
@@ -35,6 +36,5 @@ def linear_fp8(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch
     """x[T, in] -> [T, out]: what FP8 tensor cores compute. Activations are rounded to e4m3 with a scale per token;
     products are summed in float32; both scales, then the bias, are applied to the sum."""
     q, scale = quantize_rows(x)
-    product = q.float() @ weight.codes.q.float().T
-    result = product * scale.unsqueeze(1) * weight.codes.scale
+    result = exact_product(q, scale, weight.codes.q, weight.codes.scale)
     return (result if bias is None else result + bias.float()).to(x.dtype)

@@ -1,0 +1,176 @@
+// One CTA a row, the row in registers: [residual add +] RMS norm, SiLU(gate) * up, and e4m3 with a scale per row.
+// Compile-time: BF16, N (columns of the result), THREADS, CHUNKS = ceil(N / 8 / THREADS), BLOCKS (CTAs a multiprocessor
+// the registers must allow), and of `norm_rows`: ADD, QUANTIZE; of `quantize_rows`: SILU. N is a multiple of 8 and every row starts
+// on a 16-byte boundary. No CUDA headers.
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned char u8;
+struct __align__(16) u32x4 { u32 v[4]; };
+struct __align__(8) u32x2 { u32 v[2]; };
+
+#define WARPS (THREADS / 32)
+#define FP8_MAX 448.f
+
+#if BF16
+static __device__ __forceinline__ float low(u32 pair) { return __uint_as_float(pair << 16); }
+static __device__ __forceinline__ float high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+static __device__ __forceinline__ u32 pack(float a, float b) {
+    u32 pair; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a)); return pair;
+}
+#else
+static __device__ __forceinline__ float low(u32 pair) {
+    float f; asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(f) : "r"(pair)); return f;
+}
+static __device__ __forceinline__ float high(u32 pair) {
+    float f; asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }" : "=f"(f) : "r"(pair)); return f;
+}
+static __device__ __forceinline__ u32 pack(float a, float b) {
+    u32 pair; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a)); return pair;
+}
+#endif
+
+// Saturates; NaN stays NaN.
+static __device__ __forceinline__ u32 pack_e4m3(float a, float b, float c, float d) {
+    u16 first, second;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(first) : "f"(b), "f"(a));
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(second) : "f"(d), "f"(c));
+    return first | (u32)second << 16;
+}
+
+// Sum or largest value of the CTA, in every thread. `scratch` must not be in use by an earlier call.
+template <bool LARGEST> static __device__ __forceinline__ float reduce(float value, float* scratch) {
+#pragma unroll
+    for (int d = 16; d; d >>= 1) {
+        const float other = __shfl_xor_sync(~0u, value, d);
+        value = LARGEST ? fmaxf(value, other) : value + other;
+    }
+    if ((threadIdx.x & 31) == 0) scratch[threadIdx.x >> 5] = value;
+    __syncthreads();
+    value = scratch[0];
+#pragma unroll
+    for (int w = 1; w < WARPS; ++w) value = LARGEST ? fmaxf(value, scratch[w]) : value + scratch[w];
+    return value;
+}
+
+// The row, rounded to 16 bits as the unfused operators round it, to e4m3 with scale = absmax / 448 (1 for zeros).
+static __device__ __forceinline__ void store_quantized(const u32x4* row, u8* out, float* scale_out, float* scratch) {
+    float largest = 0.f;
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fmaxf(fabsf(low(row[c].v[i])), fabsf(high(row[c].v[i]))));
+    largest = reduce<true>(largest, scratch);
+    const float scale = largest > 0.f ? largest / FP8_MAX : 1.f, inverse = 1.f / scale;
+    if (threadIdx.x == 0) *scale_out = scale;
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+        const int at = (c * THREADS + threadIdx.x) * 8;
+        if (at >= N) break;
+        u32x2 codes;
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            codes.v[i] = pack_e4m3(low(row[c].v[2 * i]) * inverse, high(row[c].v[2 * i]) * inverse,
+                                   low(row[c].v[2 * i + 1]) * inverse, high(row[c].v[2 * i + 1]) * inverse);
+        *(u32x2*)(out + at) = codes;
+    }
+}
+
+struct Arguments {
+    const u16* x;         // [M][x_stride]; for SILU gate[N] and up[N]
+    const u16* residual;  // [M][residual_stride]
+    const u16* gain;      // [N]
+    void* out;            // [M][N] e4m3, or of x's type
+    u16* summed;          // [M][N] x + residual
+    float* scale;         // [M]
+    float eps;
+    int x_stride, residual_stride;
+};
+
+#ifdef ADD
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_rows(const __grid_constant__ Arguments p) {
+    __shared__ float scratch[2][WARPS];
+    const size_t row = blockIdx.x;
+    asm volatile("griddepcontrol.launch_dependents;");
+    u32x4 value[CHUNKS], gain[CHUNKS];
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+        const int at = (c * THREADS + threadIdx.x) * 8;
+        gain[c] = at < N ? *(const u32x4*)(p.gain + at) : u32x4{};
+    }
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    const u16* x = p.x + row * p.x_stride;
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+        const int at = (c * THREADS + threadIdx.x) * 8;
+        value[c] = at < N ? *(const u32x4*)(x + at) : u32x4{};
+    }
+    float square = 0.f;
+#if ADD
+    const u16* residual = p.residual + row * p.residual_stride;
+    u32x4 other[CHUNKS];
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+        const int at = (c * THREADS + threadIdx.x) * 8;
+        other[c] = at < N ? *(const u32x4*)(residual + at) : u32x4{};
+    }
+#endif
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+#if ADD
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            value[c].v[i] = pack(low(value[c].v[i]) + low(other[c].v[i]), high(value[c].v[i]) + high(other[c].v[i]));
+        const int at = (c * THREADS + threadIdx.x) * 8;
+        if (at < N) *(u32x4*)(p.summed + row * N + at) = value[c];
+#endif
+#pragma unroll
+        for (int i = 0; i < 4; ++i) square += low(value[c].v[i]) * low(value[c].v[i]) + high(value[c].v[i]) * high(value[c].v[i]);
+    }
+    square = reduce<false>(square, scratch[0]);
+    const float factor = rsqrtf(square / N + p.eps);
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const u32 normed = pack(low(value[c].v[i]) * factor, high(value[c].v[i]) * factor);
+            value[c].v[i] = pack(low(normed) * low(gain[c].v[i]), high(normed) * high(gain[c].v[i]));
+        }
+#if QUANTIZE
+    store_quantized(value, (u8*)p.out + row * N, p.scale + row, scratch[1]);
+#else
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+        const int at = (c * THREADS + threadIdx.x) * 8;
+        if (at < N) *(u32x4*)((u16*)p.out + row * N + at) = value[c];
+    }
+#endif
+}
+#endif
+
+#ifdef SILU
+static __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.f + __expf(-x)); }
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) quantize_rows(const __grid_constant__ Arguments p) {
+    __shared__ float scratch[WARPS];
+    const size_t row = blockIdx.x;
+    const u16* x = p.x + row * p.x_stride;
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    u32x4 value[CHUNKS];
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+        const int at = (c * THREADS + threadIdx.x) * 8;
+        value[c] = at < N ? *(const u32x4*)(x + at) : u32x4{};
+#if SILU
+        const u32x4 up = at < N ? *(const u32x4*)(x + N + at) : u32x4{};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const u32 activated = pack(silu(low(value[c].v[i])), silu(high(value[c].v[i])));
+            value[c].v[i] = pack(low(activated) * low(up.v[i]), high(activated) * high(up.v[i]));
+        }
+#endif
+    }
+    store_quantized(value, (u8*)p.out + row * N, p.scale + row, scratch);
+}
+#endif

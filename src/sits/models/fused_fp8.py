@@ -1,0 +1,106 @@
+"""A forward in which every linear multiplies e4m3: activations leave each norm and activation already quantised.
+
+    add + norm + quantise | qkv | rotary + KV write + attention | quantise | o
+    add + norm + quantise | gate_up | SiLU * up + quantise | down
+
+The same numbers as the plain path to the last bit of a sum, in four launches a layer less. It serves FP8 models in
+decode steps and prompts alike, and long prompts of INT4 models that were told so (``kernels.int4_fp8``): their
+weights are made e4m3 one after the other, in a scratch. ``SITS_FUSED_FP8=0`` turns it off (the ablation switch).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+from sits.kernels import int4_fp8
+from sits.kernels.attention_batch import AttentionBatch
+from sits.kernels.fp8_product import scaled_product
+from sits.kernels.fp8_rows import add_rms_norm_fp8, quantize_fp8
+from sits.models.model import KVCache
+from sits.quant.fp8_linear import Fp8Weight
+from sits.quant.linear import LinearWeight
+
+if TYPE_CHECKING:
+    from sits.models.llama import DecoderLayer, LlamaModel
+
+
+def linears(layer: DecoderLayer) -> tuple[LinearWeight, ...]:
+    """The four of a layer."""
+    return layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj
+
+
+class FusedFp8:
+    """The forward of one model; ``build`` says whether there is one."""
+
+    def __init__(self, model: LlamaModel, least_tokens: int = 0):
+        self.model = model
+        self.least_tokens = least_tokens  # of a step it takes
+        # What the product comes in, where the next kernel takes that: a pass over [T, 2 I] less.
+        self._product_dtype = torch.bfloat16 if model.device.type == "cuda" else model.dtype
+
+    @classmethod
+    def build(cls, model: LlamaModel, int4_prompts: bool = False) -> FusedFp8 | None:
+        """The fused forward of a model, or ``None`` where the plain path must serve."""
+        if cls.refusal(model, int4_prompts):
+            return None
+        fp8 = all(isinstance(weight, Fp8Weight) for layer in model.layers for weight in linears(layer))
+        return cls(model, 0 if fp8 else int4_fp8.LEAST_ROWS)
+
+    @staticmethod
+    def refusal(model: LlamaModel, int4_prompts: bool = False) -> str | None:
+        """Why a model has no such forward; ``None`` when it has. ``int4_prompts``: INT4 weights will do."""
+        if os.environ.get("SITS_FUSED_FP8", "1") == "0":
+            return "switched off by SITS_FUSED_FP8=0"
+        if model.device.type != "cuda":
+            return "needs a CUDA device"
+        for weight in (weight for layer in model.layers for weight in linears(layer)):
+            fp8 = isinstance(weight, Fp8Weight) and weight.kernel != "reference"
+            if not fp8 and not (int4_prompts and int4_fp8.layout_of(weight) is not None):
+                return "not all linears of a layer are FP8 on tensor cores"
+        return None
+
+    def accepts(self, tokens: int) -> bool:
+        """Whether a step of so many tokens goes this way."""
+        return tokens >= max(self.least_tokens, 1)
+
+    def forward(
+        self, token_ids: torch.Tensor, batch: AttentionBatch, kv_cache: KVCache, logits_rows: torch.Tensor
+    ) -> torch.Tensor:
+        """The same function as ``LlamaModel.forward``."""
+        model, config, ops = self.model, self.model.config, self.model.ops
+        eps, scale, dtype = config.norm_eps, config.scale, model.dtype
+        heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
+        last = len(model.layers) - 1
+        residual = torch.nn.functional.embedding(token_ids, model.embedding)
+        q, q_scale, residual = add_rms_norm_fp8(residual, None, model.layers[0].input_norm, eps)
+        for index, layer in enumerate(model.layers):
+            k_cache, v_cache = kv_cache[index]
+            qkv = _multiply(q, q_scale, layer.qkv_proj, dtype)
+            mixed = ops.rope_attention(
+                qkv, model.cos_sin, k_cache, v_cache, batch, heads, kv_heads, head_dim, scale, config.window(index)
+            ).flatten(1)
+            if index == last:
+                # Past the last KV write only the wanted rows matter: a prompt needs one of them.
+                mixed = mixed.index_select(0, logits_rows)
+                residual = residual.index_select(0, logits_rows)
+            attended = _multiply(*quantize_fp8(mixed), layer.o_proj, dtype)
+            q, q_scale, residual = add_rms_norm_fp8(attended, residual, layer.post_norm, eps)
+            gate_up = _multiply(q, q_scale, layer.gate_up_proj, self._product_dtype)
+            hidden = _multiply(*quantize_fp8(gate_up, silu=True), layer.down_proj, dtype)
+            if index < last:
+                q, q_scale, residual = add_rms_norm_fp8(hidden, residual, model.layers[index + 1].input_norm, eps)
+        hidden, residual = ops.add_rms_norm(hidden, residual, model.final_norm, eps)
+        return model.lm_head.apply(hidden).float()
+
+
+def _multiply(q: torch.Tensor, scale: torch.Tensor, weight: LinearWeight, dtype: torch.dtype) -> torch.Tensor:
+    """q[T, in] e4m3 with scale[T] -> [T, out] of ``dtype``."""
+    if isinstance(weight, Fp8Weight):
+        values, scales = weight.codes.q, weight.codes.scale
+    else:
+        values, scales = int4_fp8.fp8_form(int4_fp8.layout_of(weight))
+    product = scaled_product(q, scale, values, scales, dtype)
+    return product if weight.bias is None else product.add_(weight.bias)
