@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import dataclasses
 
 import pytest
 import torch
@@ -20,6 +22,15 @@ def answers(llm, prompts, params):
     ]
 
 
+@pytest.fixture(scope="module")
+def loaded(loaded):
+    """The first layers of the real model: what is tested is the loop, which takes as many steps with fewer layers."""
+    model = copy.copy(loaded.model)
+    model.layers = model.layers[:5]
+    model.config = dataclasses.replace(model.config, layers=5)
+    return dataclasses.replace(loaded, model=model)
+
+
 @pytest.fixture
 def both(make_llm):
     """Engines in turns and one ahead, with the same options."""
@@ -33,13 +44,6 @@ def both(make_llm):
 KINDS = {
     "greedy": [SamplingParams(max_tokens=count) for count in (1, 2, 9, 16, 30)],
     "sampled": [SamplingParams(max_tokens=12, temperature=0.9, top_p=0.95, seed=seed, n=2) for seed in range(5)],
-    "stops": [
-        SamplingParams(max_tokens=24, stop=["9, 1", "zzz"]),
-        SamplingParams(max_tokens=24, stop=["9, 1", "zzz"]),
-        SamplingParams(max_tokens=24, stop_token_ids=[28], min_tokens=3),
-        SamplingParams(max_tokens=24, stop=[" the"], min_tokens=5),
-        SamplingParams(max_tokens=24, stop_token_ids=list(range(20, 400))),
-    ],
     "penalties beside greedy": [
         SamplingParams(max_tokens=14, frequency_penalty=1.0, repetition_penalty=1.3),
         *[SamplingParams(max_tokens=10)] * 3,
@@ -54,6 +58,21 @@ def test_the_tokens_are_those_of_single_steps(both, kind):
     in_turns, ahead = both(kv_blocks=96, max_step_tokens=40, max_running=8)
     assert answers(in_turns, PROMPTS, KINDS[kind]) == answers(ahead, PROMPTS, KINDS[kind])
     assert in_turns.gauges()["output_tokens"] == ahead.gauges()["output_tokens"]
+
+
+def test_stop_strings_and_tokens_end_in_flight(both):
+    in_turns, ahead = both(kv_blocks=96)
+    free = answers(in_turns, PROMPTS, SamplingParams(max_tokens=20, ignore_eos=True))
+    params = [
+        SamplingParams(max_tokens=20, ignore_eos=True, stop=[free[0][0][1][9:13], "zzz"]),
+        SamplingParams(max_tokens=20, ignore_eos=True, stop=[free[1][0][1][3:5]], min_tokens=5),
+        SamplingParams(max_tokens=20, ignore_eos=True, stop_token_ids=free[2][0][0][6:8]),
+        SamplingParams(max_tokens=20, ignore_eos=True, stop_token_ids=free[3][0][0][1:2], min_tokens=6),
+        SamplingParams(max_tokens=20, ignore_eos=True),
+    ]
+    expected = answers(in_turns, PROMPTS, params)
+    assert answers(ahead, PROMPTS, params) == expected
+    assert [answer[0][2] for answer in expected].count("stop") >= 2
 
 
 def test_a_full_cache_preempts_and_loses_nothing(both):
