@@ -1,6 +1,8 @@
 """The engine's diary: plain tuples appended on the hot path, read by everybody else later.
 
-An entry costs one clock read, one counter and one append. Any thread may write. The log is a ring: when it is
+An entry costs one clock read, one counter and one append. It holds nothing but plain numbers and texts, so that the
+garbage collector need not look at it: a member of an enumeration in it would make each collection of all generations
+walk the whole log, with everybody waiting. Any thread may write. The log is a ring: when it is
 full the oldest entries go, and ``dropped`` says how many.
 """
 
@@ -39,7 +41,7 @@ class EventLog:
         if not self.enabled:
             return -1
         sequence = self._next()
-        self._append((sequence, time_ns or monotonic_ns(), kind, entity, cause, value, detail))
+        self._append((sequence, time_ns or monotonic_ns(), int(kind), entity, cause, value, detail))
         return sequence
 
     def add_each(
@@ -56,7 +58,9 @@ class EventLog:
         A tenth of the cost of as many :meth:`add`. Only with the log on.
         """
         sequences = list(islice(self._sequence, len(entities)))
-        self._entries.extend(zip(sequences, repeat(time_ns), repeat(kind), entities, causes, values, repeat(detail)))
+        self._entries.extend(
+            zip(sequences, repeat(time_ns), repeat(int(kind)), entities, causes, values, repeat(detail))
+        )
         return sequences
 
     def __len__(self) -> int:

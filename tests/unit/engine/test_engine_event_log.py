@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import itertools
 import threading
@@ -100,6 +101,18 @@ def test_a_full_ring_drops_the_oldest_and_says_so():
         log.add(K.TOKEN, "x", value=index)
     assert log.dropped == 15
     assert [event.value for event in log.events()] == list(range(15, 25))
+
+
+def test_the_garbage_collector_never_walks_the_log():
+    log = EventLog()
+    gc.collect()
+    before = len(gc.get_objects())
+    for index in range(5000):
+        log.add(K.TOKEN, "x", index, index)
+    log.add_each(K.SCHEDULED, ["x", "y"] * 2500, range(5000), range(5000), "step", 1)
+    gc.collect()
+    assert len(gc.get_objects()) - before < 500
+    assert len(log) == 10_000
 
 
 def test_many_threads_lose_nothing():
