@@ -31,19 +31,25 @@ class LLM:
     """
 
     def __init__(self, model: str, *, options: EngineOptions | None = None, **settings: Any):
+        from sits.engine.rehearsal import Rehearsal
         from sits.models.loading import load_model
 
         if options is None:
             options = make_options(settings)
         elif settings:
             raise InputError("give either options or single settings, not both")
-        loaded = load_model(
-            model,
-            dtype=options.dtype,
-            device=options.device,
-            max_context=options.max_model_len or 0,
-            quantization=options.quantization,
-        )
+        rehearsal = Rehearsal(options)
+        try:
+            loaded = load_model(
+                model,
+                dtype=options.dtype,
+                device=options.device,
+                max_context=options.max_model_len or 0,
+                quantization=options.quantization,
+                on_first_layer=rehearsal.begin,
+            )
+        finally:
+            rehearsal.end()
         self._attach(loaded.model, loaded.tokenizer, loaded.card, options, loaded.model.max_context)
 
     @classmethod
