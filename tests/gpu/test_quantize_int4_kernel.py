@@ -35,7 +35,7 @@ def test_the_kernel_is_what_runs():
 @pytest.mark.parametrize("shape", [(8, 5), (1000, 72), (57344, 512)])
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_packing_on_the_device_gives_the_words_of_the_cpu(shape, interleaved):
-    rows, columns = shape[0] // 16 * 16 if interleaved else shape[0], shape[1] * 8
+    rows, columns = -(-shape[0] // 16) * 16 if interleaved else shape[0], shape[1] * 8
     q = torch.randint(0, 16, (rows, columns), dtype=torch.uint8)
     scale = torch.rand(rows, -(-columns // 32)).half().float()
     packed = [pack_int4(q.to(d), scale.to(d), None, 32, torch.float16, interleaved) for d in ("cuda", "cpu")]
