@@ -2,12 +2,14 @@
 
 A whole step is the time from the end of a step to the end of the next, median over the decode-only steps of a run;
 ``device_ms`` replays the captured graph alone (forward and greedy tokens); the gap is what the host and the copies
-add. ``late_us``: how long after the end of a step the next was handed over (mean; 0 = always before).
-Rows: ``ours`` one step ahead, ``peer`` in turns. Also the same for sampled tokens (temperature, top-p).
+add. ``late_us``: how long after the end of a step the next was handed over (mean; 0 = always before); ``latest_us``
+the longest, and ``collecting_ms`` the longest pause of Python's garbage collector in the same run.
+Rows: ``ours`` one step ahead, ``peer`` in turns. Also the same for sampled tokens (temperature alone, and top-p).
 """
 
 from __future__ import annotations
 
+import gc
 import random
 import statistics
 import time
@@ -30,10 +32,20 @@ def add_options(parser):
 
 
 def measure(llm, prompts, params):
-    """(median ms of a decode step, mean us by which steps were handed over late, tokens of each prompt)."""
+    """Median ms of a decode step, by how much steps were handed over late, garbage collection, tokens."""
     llm.core.log.clear()
+    pauses, since = [0.0], [0.0]
+
+    def watch(phase, _):
+        if phase == "start":
+            since[0] = time.perf_counter()
+        else:
+            pauses.append((time.perf_counter() - since[0]) * 1e3)
+
+    gc.callbacks.append(watch)
     outputs = llm.generate(prompts, params)
     llm.worker.settle()
+    gc.callbacks.remove(watch)
     begins, ends, rows = {}, {}, {}
     for event in llm.core.log.events():
         if event.kind is EventKind.STEP_BEGIN:
@@ -43,8 +55,14 @@ def measure(llm, prompts, params):
     steps = [name for name in begins if rows[name] == len(prompts)][2:]  # every prompt decodes
     pairs = list(pairwise(steps))
     whole = statistics.median(ends[b] - ends[a] for a, b in pairs) / 1e6
-    late = statistics.mean(max(0, begins[b] - ends[a]) for a, b in pairs) / 1e3
-    return whole, late, [output.outputs[0].token_ids for output in outputs]
+    late = [max(0, begins[b] - ends[a]) / 1e3 for a, b in pairs]
+    return {
+        "whole": whole,
+        "late_us": statistics.mean(late),
+        "latest_us": max(late),
+        "collecting_ms": max(pauses),
+        "tokens": [output.outputs[0].token_ids for output in outputs],
+    }
 
 
 def same_share(one, other):
@@ -69,7 +87,8 @@ def main():
     settings = {"max_running": max(options.batches), "max_step_tokens": 8192, "prefix_caching": False}
     kinds = {
         "greedy": {},
-        "sampled": {"temperature": 0.8, "top_p": 0.95, "seed": 1},
+        "temperature": {"temperature": 0.8, "seed": 1},
+        "top_p": {"temperature": 0.8, "top_p": 0.95, "seed": 1},
     }
     random.seed(0)
     vocabulary = loaded.model.config.vocab_size
@@ -84,9 +103,9 @@ def main():
                 params = SamplingParams(max_tokens=options.tokens, ignore_eos=True, **extra)
                 measure(llm, prompts, params)
                 tries = [measure(llm, prompts, params) for _ in range(2)]
-                device = device_milliseconds(llm, batch)
-                found[overlap, batch, kind] = (*min(tries, key=lambda one: one[0]), device)
-                print(overlap, batch, kind, *found[overlap, batch, kind][:2], device, flush=True)
+                best = min(tries, key=lambda one: one["whole"]) | {"device_ms": device_milliseconds(llm, batch)}
+                found[overlap, batch, kind] = best
+                print(overlap, batch, kind, {k: v for k, v in best.items() if k != "tokens"}, flush=True)
         llm.close()
         del llm
         torch.cuda.empty_cache()
@@ -98,11 +117,12 @@ def main():
             case = f"overlap/{model}/{options.precision}/b{batch}/ctx{context}" + (
                 "" if kind == "greedy" else f"/{kind}"
             )
+            more = {key: ahead[key] for key in ("device_ms", "late_us", "latest_us", "collecting_ms")}
+            gaps = [(one["whole"] - (one["device_ms"] or 0)) * 1e3 for one in (ahead, turns)]
             report.row(
-                case, "ms", ahead[0], turns[0], "one step after the other",
-                device_ms=ahead[3], gap_us=(ahead[0] - (ahead[3] or 0)) * 1e3,
-                gap_us_in_turns=(turns[0] - (turns[3] or 0)) * 1e3, late_us=ahead[1], late_us_in_turns=turns[1],
-                same_tokens=same_share(turns[2], ahead[2]),
+                case, "ms", ahead["whole"], turns["whole"], "one step after the other",
+                gap_us=gaps[0], gap_us_in_turns=gaps[1], late_us_in_turns=turns["late_us"],
+                same_tokens=same_share(turns["tokens"], ahead["tokens"]), **more,
             )  # fmt: skip
     report.save()
 

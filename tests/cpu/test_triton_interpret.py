@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("triton")
 
 
-@pytest.mark.parametrize("part", ["elementwise", "rope", "decode", "fused", "sampling", "int4", "rounding"])
+@pytest.mark.parametrize("part", ["elementwise", "rope", "decode", "fused", "sampling", "draw", "int4", "rounding"])
 def test_interpreted(part):
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     script = Path(__file__).parent / "triton_interpret_checks.py"

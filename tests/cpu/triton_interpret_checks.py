@@ -168,6 +168,49 @@ def sampling_checks():
     assert torch.equal(ids, expected)
 
 
+def draw():
+    """Against float64: the tokens that may be chosen, and which one the random number chooses of them."""
+    from sits.kernels.triton.draw import draw as draw_tokens
+
+    vocabulary = 9000
+    settings = [  # temperature, top-p, min-p, top-k
+        (1.0, 1.0, 0.0, 0),
+        (0.7, 0.9, 0.0, 0),
+        (1.5, 1.0, 0.0, 7),
+        (1.0, 0.8, 0.0, 50),
+        (2.0, 0.95, 0.02, 0),
+        (1.0, 1.0, 1.0, 0),
+        (1.0, 1e-6, 0.0, 0),
+        (0.01, 0.999, 0.0, vocabulary),
+    ]
+    noises = (0.0, 0.3, 0.77, 1 - 2.0**-23)
+    logits = torch.randn(len(settings) + 3, vocabulary) * 3
+    logits[2, 100:110] = logits[2].topk(6).values[-1]  # ties with the seventh
+    logits[4, :50] = float("-inf")
+    logits[-3, 5], logits[-2, 8999], logits[-1] = float("nan"), float("inf"), float("-inf")
+    for noise in noises:
+        parameters = torch.tensor([(*one, noise) for one in [*settings, *[settings[0]] * 3]])
+        order = torch.randperm(len(logits))
+        got = draw_tokens(logits.clone(), order, parameters[order])[order.argsort()].tolist()
+        assert got[-3:] == [-1, -1, -1]
+        for row, token, (temperature, top_p, min_p, top_k) in zip(logits, got, settings):
+            weights = ((row.double() - row.max()) / temperature).exp()
+            ordered = weights.sort(descending=True).values
+            kept = weights > 0
+            if 0 < top_k < vocabulary:
+                kept &= weights >= ordered[top_k - 1]
+            if top_p < 1:
+                inside = ordered[ordered >= weights[kept].min()]
+                before = (inside.cumsum(0) - inside) / inside.sum()
+                kept &= weights >= inside[max(int((before < top_p).sum()), 1) - 1] * (1 - 1e-6)
+            kept &= weights >= min_p * (1 - 1e-6)
+            share = torch.where(kept, weights, 0.0).cumsum(0) / weights[kept].sum()
+            expected = int((share > noise).nonzero()[0])
+            if token != expected:  # a number at the edge of two tokens may fall to either
+                assert kept[token], (temperature, top_p, min_p, top_k, noise)
+                assert abs(float(share[min(token, expected)]) - noise) < 1e-4
+
+
 def int4():
     from sits.kernels.triton import int4 as int4_kernels
 
@@ -219,7 +262,7 @@ def rounding():
 
 CHECKS = {
     "elementwise": elementwise, "rope": rope_checks, "decode": decode, "fused": fused,
-    "sampling": sampling_checks, "int4": int4, "rounding": rounding,
+    "sampling": sampling_checks, "draw": draw, "int4": int4, "rounding": rounding,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ class Sampler:
         params = [request.params for request in requests]
         if output_indices is None:
             output_indices = [request.output_tokens for request in requests]
-        finite = logits.amax(-1).isfinite()
+        finite = None if self._device.type == "cuda" else logits.amax(-1).isfinite()
         wanted = [row for row, p in enumerate(params) if p.logprobs is not None]
         wanted_rows = self._put(wanted)
         log_probabilities = logits.index_select(0, wanted_rows).log_softmax(-1) if wanted else None
@@ -83,35 +83,43 @@ class Sampler:
                 self._penalties = PenaltyTables(self._max_rows, self._vocab_size, self._device)
             self._penalties.apply(logits, penalised, [requests[row] for row in penalised])
         random = [row for row, p in enumerate(params) if not p.greedy]
-        if not random:
-            tokens = logits.argmax(-1)
-        elif len(random) == len(requests):
-            tokens = self._draw(logits, requests, output_indices)
-        else:
-            tokens = logits.argmax(-1)
+        tokens = choose_greedy(logits) if len(random) < len(requests) else None
+        if random:
             at = self._put(random)
-            drawn = [requests[row] for row in random], [output_indices[row] for row in random]
-            tokens.index_copy_(0, at, self._draw(logits.index_select(0, at), *drawn))
-        result = Sampled(torch.where(finite, tokens, -1))
+            drawn = self._draw(logits, at, [requests[row] for row in random], [output_indices[row] for row in random])
+            tokens = drawn if tokens is None else tokens.index_copy_(0, at, drawn)
+        assert tokens is not None
+        if finite is not None:  # else the kernels have seen to it
+            tokens = torch.where(finite, tokens, -1)
+        result = Sampled(tokens)
         if log_probabilities is not None:
             result.wanted = wanted
             result.counts = [params[row].logprobs or 0 for row in wanted]
-            result.own = log_probabilities.gather(1, tokens.index_select(0, wanted_rows).unsqueeze(1)).squeeze(1)
+            chosen = tokens.index_select(0, wanted_rows).clamp(min=0)
+            result.own = log_probabilities.gather(1, chosen.unsqueeze(1)).squeeze(1)
             result.top_values, result.top_tokens = log_probabilities.topk(max(result.counts), dim=-1)
         return result
 
     def _put(self, values: list[int]) -> torch.Tensor:
         return to_device(values, torch.int64, self._device)
 
-    def _draw(self, logits: torch.Tensor, requests: list[Request], output_indices: list[int]) -> torch.Tensor:
-        """Random tokens [R] from the filtered distribution of logits[R, V], by inverting its cumulative sum."""
+    def _draw(
+        self, logits: torch.Tensor, rows: torch.Tensor, requests: list[Request], output_indices: list[int]
+    ) -> torch.Tensor:
+        """Random tokens [R] from the filtered distributions of ``rows[R]`` of logits, by inverting their cumulative
+        sums. Overwrites these rows."""
         values = [
             [p.temperature, p.top_p, p.min_p, p.top_k, uniform(request.seed, index)]
             for request, index in zip(requests, output_indices)
             for p in (request.params,)
         ]
-        temperature, top_p, min_p, top_k, noise = to_device(values, torch.float32, self._device).unbind(1)
-        scaled = logits / temperature.unsqueeze(1)
+        table = to_device(values, torch.float32, self._device)
+        if self._device.type == "cuda":
+            from sits.kernels.triton.draw import draw
+
+            return draw(logits, rows, table)
+        temperature, top_p, min_p, top_k, noise = table.unbind(1)
+        scaled = logits.index_select(0, rows) / temperature.unsqueeze(1)
         filtered = [request.params for request in requests if request.params.filtered]
         if filtered:
             bounded = all(p.top_k > 0 or p.top_p >= 1.0 for p in filtered)
