@@ -61,6 +61,7 @@ class Runner:
         self._sampler = Sampler(shape.vocab_size, config.max_running, self.device)
         self._chosen = torch.zeros(config.max_running, dtype=torch.int64, device=self.device)  # by the last step
         self._clock = DeviceClock()
+        # Tokens on the host: of the step in flight, and of the one that is taken in meanwhile.
         self._fetched = [torch.empty(config.max_running, dtype=torch.int64, pin_memory=on_cuda) for _ in range(2)]
         self._graphs: DecodeGraphs | None = None
         prepare = getattr(model, "prepare_for_batch", None)
