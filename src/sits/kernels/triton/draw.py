@@ -18,24 +18,33 @@ _NOWHERE = tl.constexpr(2147483647)
 
 @triton.jit
 def _largest_threshold(row, N, low, high, target, MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest t in [low, high) so that the mass (or the count) of weights with bits >= t is at least target."""
+    """The largest t in [low, high) so that the mass (or the count) of weights with bits >= t is at least target.
+
+    Or a smaller one that keeps the same weights: it is enough when a single weight is left in [low, high).
+    """
     lane = tl.arange(0, 4)
     high = tl.zeros([], tl.int32) + high
-    while high - low > 1:
+    beyond = tl.zeros([], tl.float32)  # mass of the weights >= high
+    inside = tl.full([], float("inf"), tl.float32)  # mass of those in [low, high)
+    one = tl.zeros([], tl.float32)
+    while (high - low > 1) & (inside > 1.5 * one):
         step = (high - low + 3) // 4
         bounds = low + lane * step
         total = tl.zeros([BLOCK, 4], tl.float32)
         for start in range(0, N, BLOCK):
             columns = start + tl.arange(0, BLOCK)
             weight = tl.load(row + columns, mask=columns < N, other=0.0)
-            above = weight.to(tl.int32, bitcast=True)[:, None] >= bounds[None, :]
-            if MASS:
-                total += tl.where(above, weight[:, None], 0.0)
-            else:
-                total += above.to(tl.float32)
-        enough = tl.sum((tl.sum(total, 0) >= target).to(tl.int32), 0)
+            bits = weight.to(tl.int32, bitcast=True)
+            value = tl.where(bits < high, weight if MASS else 1.0, 0.0)
+            total += tl.where(bits[:, None] >= bounds[None, :], value[:, None], 0.0)
+        sums = tl.sum(total, 0)
+        enough = tl.sum((beyond + sums >= target).to(tl.int32), 0)
+        over = tl.sum(tl.where(lane == enough, sums, 0.0), 0)
+        inside = tl.sum(tl.where(lane == enough - 1, sums, 0.0), 0) - over
+        beyond += over
         high = tl.minimum(high, low + tl.maximum(enough * step, 1))
         low += tl.maximum(enough - 1, 0) * step
+        one = low.to(tl.float32, bitcast=True) if MASS else one * 0 + 1
     return low
 
 
@@ -64,7 +73,7 @@ def draw_kernel(logits, stride, rows, parameters, out, N, BLOCK: tl.constexpr):
         tl.debug_barrier()  # other threads read these weights
         threshold = tl.full([], 1, tl.int32)  # a weight of zero is never chosen
         if (top_k > 0) & (top_k < N):
-            threshold = _largest_threshold(row, N, threshold, _ONE + 1, top_k, False, BLOCK)
+            threshold = _largest_threshold(row, N, threshold, _ONE + 1, top_k, False, BLOCK // 2)
         if top_p < 1:
             kept = tl.zeros([BLOCK], tl.float32)
             for start in range(0, N, BLOCK):
@@ -75,7 +84,7 @@ def draw_kernel(logits, stride, rows, parameters, out, N, BLOCK: tl.constexpr):
             # Weights below (1 - top_p) / N of the mass cannot hold 1 - top_p of it together.
             surely = ((1 - top_p) * mass / N * 0.99).to(tl.int32, bitcast=True)
             low = tl.minimum(tl.maximum(threshold, surely), _ONE)
-            threshold = _largest_threshold(row, N, low, _ONE + 1, top_p * mass, True, BLOCK)
+            threshold = _largest_threshold(row, N, low, _ONE + 1, top_p * mass, True, BLOCK // 2)
         if min_p > 0:
             threshold = tl.minimum(tl.maximum(threshold, min_p.to(tl.int32, bitcast=True)), _ONE)
 
@@ -113,6 +122,6 @@ def draw(logits: torch.Tensor, rows: torch.Tensor, parameters: torch.Tensor) -> 
     if count:
         block = min(8192, triton.next_power_of_2(vocabulary))
         draw_kernel[(count,)](
-            logits, logits.stride(0), rows, parameters, out, vocabulary, BLOCK=block, num_warps=max(1, block // 256)
+            logits, logits.stride(0), rows, parameters, out, vocabulary, BLOCK=block, num_warps=max(1, block // 512)
         )
     return out
