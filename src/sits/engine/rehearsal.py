@@ -14,13 +14,16 @@ import threading
 import torch
 
 from sits.engine.options import EngineOptions, runner_config
+from sits.engine.request import Request
 from sits.engine.runner import Runner
+from sits.engine.sampler import Sampler
+from sits.engine.sampling_params import SamplingParams
 from sits.engine.warm_up import decode_step, prefill_step
 from sits.models.llama import LlamaModel
 
 logger = logging.getLogger(__name__)
 
-PARTS = ("prompts", "one row", "all rows")  # they share few kernels, and compiling takes one thread
+PARTS = ("prompts", "one row", "all rows", "random tokens")  # they share few kernels, and compiling takes one thread
 _SHORT_PROMPT = 32
 
 
@@ -55,9 +58,14 @@ class Rehearsal:
 
 
 def rehearse(model: LlamaModel, options: EngineOptions, part: str) -> None:
-    """Run the steps of one of ``PARTS``."""
+    """Run the steps of one of ``PARTS``, or choose a token as a request with a temperature does."""
     sizes = runner_config(options, model.device.type, options.max_model_len or model.max_context)
     config = dataclasses.replace(sizes, cuda_graphs=False)  # a capture would fail over what the loader launches
+    if part == "random tokens":
+        request = Request("rehearsal", [0], SamplingParams(temperature=1.0, top_p=0.9))
+        sampler = Sampler(model.config.vocab_size, 1, model.device)
+        sampler.sample(torch.zeros(1, model.config.vocab_size, device=model.device), [request]).fetch()
+        return
     if part == "prompts":
         counts = sorted({min(_SHORT_PROMPT, config.max_step_tokens, config.max_model_len), config.max_step_tokens})
         steps = [prefill_step(count, config.max_model_len, config.max_running, config.block_size) for count in counts]
