@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import json
 import os
 import random
@@ -147,6 +148,17 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+def card_and_driver() -> tuple[str, str]:
+    """As ``_common.Report`` writes them, without opening the device here."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        line = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout.splitlines()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return "unknown", "unknown"
+    name, _, driver = line.rpartition(",")
+    return name.strip(), driver.strip()
+
+
 def tail(case: Case, lines: int = 25) -> str:
     return "\n".join(case.log.read_text(errors="replace").splitlines()[-lines:])
 
@@ -197,7 +209,7 @@ def main() -> None:
     options.work = Path(tempfile.mkdtemp(prefix="peer-vllm-"))
     options.out.mkdir(parents=True, exist_ok=True)
     running = start_all([Case(text, options.work) for text in options.cases], options, begun + options.start_seconds)
-    beside = len(options.cases) - 1
+    beside, (card, driver) = len(options.cases) - 1, card_and_driver()
     for case, process in running.items():  # one after another: the rest wait without touching the device
         case.go.touch()
         try:
@@ -206,7 +218,8 @@ def main() -> None:
             print(f"{case.text} was not measured in time", flush=True)
         if case.result.exists():
             found = json.loads(case.result.read_text())
-            found["about"] |= {"started_beside": beside, "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+            found["about"] |= {"started_beside": beside, "card": card, "driver": driver}
+            found["about"]["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             (options.out / f"peer_vllm_{case.name}.json").write_text(json.dumps(found, indent=1) + "\n")
         print("\n".join(line for line in tail(case, 200).splitlines() if line.startswith("PEER")), flush=True)
         if not case.result.exists():
