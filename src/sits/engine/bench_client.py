@@ -52,6 +52,7 @@ class EmbeddedClient:
             "max_step_tokens": llm.core.scheduler.config.max_step_tokens,
             "prefix_caching": self.options.prefix_caching,
             "cuda_graphs": runner.no_graphs_because is None,
+            "overlap": llm.core.overlap,
         }
         return TargetInfo(
             kind="embedded",
