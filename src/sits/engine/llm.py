@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import queue
 from collections.abc import AsyncIterator, Sequence
@@ -68,6 +69,9 @@ class LLM:
         self.vocab_size: int = model.config.vocab_size
         self._eos_ids = frozenset(model.config.eos_ids) | frozenset(getattr(tokenizer, "eos_ids", ()))
         self._numbers = itertools.count()
+        if model.device.type == "cuda":  # or the collector walks all that has been loaded in the middle of a step
+            gc.collect()
+            gc.freeze()
         self.worker = EngineWorker(self.core)
 
     # Synchronous.
@@ -202,6 +206,7 @@ class LLM:
         """Cancel what still runs and stop the engine. Safe to call twice."""
         if hasattr(self, "worker"):
             self.worker.close()
+            gc.unfreeze()
 
     def __enter__(self) -> LLM:
         return self
