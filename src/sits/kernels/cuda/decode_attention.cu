@@ -31,6 +31,7 @@ struct Arguments {
     i64 qkv_stride;
     int cos_stride, half, table_stride, kv_heads, block_log, window;
     float scale;             // of the scores, times log2(e)
+    int early;               // let the next kernel start at once: there are multiprocessors that have no CTA of this one
 };
 
 #define INFINITY __int_as_float(0x7f800000)
@@ -116,6 +117,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(128, BLOCKS) decode_attenti
 #if SPLITS > 1
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");  // all have started: waited for below
 #endif
+    if (p.early) asm volatile("griddepcontrol.launch_dependents;");
     const int cached = length - 1, oldest = WINDOW ? max(length - p.window, 0) : 0;
     const int first_tile = oldest / 64, tiles = max((cached + 63) / 64 - first_tile, 0);
     const int begin = tiles * split / SPLITS, end = tiles * (split + 1) / SPLITS;
@@ -269,7 +271,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(128, BLOCKS) decode_attenti
         request_next(at + STAGES, stage);
         if (++stage == STAGES) stage = 0;
     }
-    asm volatile("griddepcontrol.launch_dependents;");
+    if (!p.early) asm volatile("griddepcontrol.launch_dependents;");
 
     // Add up: the warps of the CTA, then the CTAs of the cluster. A warp without a token has best = -inf and weight 0.
     asm volatile("cp.async.wait_all;" ::: "memory");

@@ -15,6 +15,7 @@ LOG2E = 1.4426950408889634
 LONGEST = 2048  # tokens: above it a request must be spread over more CTAs than a cluster has
 MAX_SPLITS = 8
 STAGES, BLOCKS = 2, 3  # tiles of 64 tokens on their way, CTAs a multiprocessor
+_FEW = 66  # CTAs: half the multiprocessors are free, so the next linear may fetch its first weights there
 _ENOUGH = 132  # CTAs: more of a cluster cost more than they hide (docs/notes/tuning.md)
 
 
@@ -37,6 +38,7 @@ class _Arguments(ctypes.Structure):
         ("qkv_stride", ctypes.c_longlong),
         *((name, ctypes.c_int) for name in ("cos_stride", "half", "table_stride", "kv_heads", "block_log", "window")),
         ("scale", ctypes.c_float),
+        ("early", ctypes.c_int),
     )
 
 
@@ -96,7 +98,7 @@ def decode_attention(
         qkv.data_ptr(), cos_sin.data_ptr(), batch.positions.data_ptr(), batch.slots.data_ptr(), k_cache.data_ptr(),
         v_cache.data_ptr(), out.data_ptr(), batch.context_lens.data_ptr(), batch.block_tables.data_ptr(),
         qkv.stride(0), cos_sin.stride(0), cos_sin.shape[1] // 2, batch.block_tables.stride(0), kv_heads,
-        batch.block_size.bit_length() - 1, window, scale * LOG2E,
+        batch.block_size.bit_length() - 1, window, scale * LOG2E, int(splits * kv_heads * requests <= _FEW),
     )  # fmt: skip
     kernel = _kernel(head_dim, heads // kv_heads, splits, qkv.dtype == torch.bfloat16, window > 0, STAGES, BLOCKS)
     kernel.launch((splits, kv_heads, requests), 128, arguments, overlap)
