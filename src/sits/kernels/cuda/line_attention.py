@@ -1,0 +1,136 @@
+"""Launch ``line_attention.cu``: rotary embedding, KV write and attention for any mix of context lengths."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from dataclasses import dataclass
+
+import torch
+
+from sits.kernels.attention_batch import AttentionBatch
+from sits.kernels.cuda.module import Kernel, is_available
+
+LOG2E = 1.4426950408889634
+SLICE = 16  # tokens: the unit of the shares
+
+
+@dataclass(frozen=True)
+class LineShape:
+    """A launch shape: warps a CTA, slices of 16 tokens in flight a warp, CTAs a multiprocessor."""
+
+    warps: int = 8
+    stages: int = 3
+    blocks: int = 1
+
+
+class _Arguments(ctypes.Structure):
+    _fields_ = (
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                "qkv", "cos_sin", "positions", "slots", "k_cache", "v_cache", "out", "partial", "arrivals",
+                "context_lens", "tables",
+            )
+        ),
+        ("qkv_stride", ctypes.c_longlong),
+        *(
+            (name, ctypes.c_int)
+            for name in ("cos_stride", "table_stride", "kv_heads", "block_log", "window", "requests", "min_share")
+        ),
+        ("scale", ctypes.c_float),
+    )  # fmt: skip
+
+
+def fits(
+    qkv: torch.Tensor, k_cache: object, batch: AttentionBatch, heads: int, kv_heads: int, head_dim: int, half: int
+) -> bool:
+    """Whether the kernel takes such a step: a 16-bit cache, heads it has registers for, all of a head rotated."""
+    if not isinstance(k_cache, torch.Tensor) or head_dim not in (64, 128) or heads > 8 * kv_heads:
+        return False
+    size = batch.block_size
+    if size % SLICE or size & (size - 1) or 2 * half != head_dim or not qkv.is_cuda or qkv.dtype == torch.float32:
+        return False
+    if qkv.stride(0) % 8 or qkv.data_ptr() % 16:  # rows are read 16 bytes at a time
+        return False
+    if os.environ.get("SITS_CUDA_ATTENTION", "1") == "0":  # the ablation switch
+        return False
+    return is_available()
+
+
+def shared_bytes(shape: LineShape, head_dim: int, group: int) -> int:
+    """Shared memory of a CTA: the rings, a part a warp, who owns the parts."""
+    part = -(-group * (head_dim + 2) * 4 // 16) * 16
+    return shape.warps * (shape.stages * 2 * SLICE * head_dim * 2 + part + 24) + 16
+
+
+@functools.cache
+def _kernel(head_dim: int, group: int, bf16: bool, shape: LineShape) -> Kernel:
+    defines = {
+        "D": head_dim, "GROUP": group, "WARPS": shape.warps, "STAGES": shape.stages, "BLOCKS": shape.blocks,
+        "BF16": int(bf16),
+    }  # fmt: skip
+    return Kernel("line_attention.cu", "line_attention", defines, shared_bytes(shape, head_dim, group))
+
+
+@functools.cache
+def _partial(device: torch.device, ctas: int, group: int, head_dim: int) -> torch.Tensor:
+    """Parts that cross CTAs, shared by all layers (launches are in stream order)."""
+    return torch.empty(ctas * 2 * (-(-group * (head_dim + 2) // 4) * 4), dtype=torch.float32, device=device)
+
+
+@functools.cache
+def _arrivals(device: torch.device, count: int) -> torch.Tensor:
+    """Arrival counters; every launch leaves them at zero."""
+    return torch.zeros(count, dtype=torch.int32, device=device)
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def ctas_for(multiprocessors: int, shape: LineShape, slices: int, min_share: int) -> int:
+    """CTAs to launch: what the device holds at once, no more than have work for the longest contexts expected."""
+    return max(1, min(shape.blocks * multiprocessors, -(-slices // min_share)))
+
+
+def line_attention(
+    qkv: torch.Tensor,
+    cos_sin: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: AttentionBatch,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    scale: float,
+    window: int = 0,
+    shape: LineShape | None = None,
+    min_share: int = 0,
+    overlap: bool = True,
+) -> torch.Tensor:
+    """qkv[R, (H + 2K) D], one new token per request -> [R, H, D]; the cache gets k and v.
+
+    The function of ``kernels.triton.fused_decode.fused_rope_attention``, for steps that :func:`fits`. Right for any
+    context lengths on the device; the host's (``batch.context_lens_host``, of a captured graph its bucket's) only
+    bound the launch. ``min_share`` is the fewest slices worth a CTA, 0: one for each of its warps.
+    """
+    requests, group, device = qkv.shape[0], heads // kv_heads, qkv.device
+    shape = shape or LineShape()
+    min_share = min_share or shape.warps
+    out = torch.empty((requests, heads, head_dim), dtype=qkv.dtype, device=device)
+    slices = kv_heads * sum(-(-length // SLICE) for length in batch.context_lens_host)
+    ctas = ctas_for(_multiprocessors(device), shape, slices, min_share)
+    counters = 1 << (requests * kv_heads - 1).bit_length()
+    arguments = _Arguments(
+        qkv.data_ptr(), cos_sin.data_ptr(), batch.positions.data_ptr(), batch.slots.data_ptr(), k_cache.data_ptr(),
+        v_cache.data_ptr(), out.data_ptr(), _partial(device, ctas, group, head_dim).data_ptr(),
+        _arrivals(device, counters).data_ptr(), batch.context_lens.data_ptr(), batch.block_tables.data_ptr(),
+        qkv.stride(0), cos_sin.stride(0), batch.block_tables.stride(0), kv_heads, batch.block_size.bit_length() - 1,
+        window, requests, min_share, scale * LOG2E,
+    )  # fmt: skip
+    kernel = _kernel(head_dim, group, qkv.dtype == torch.bfloat16, shape)
+    kernel.launch((ctas, 1, 1), shape.warps * 32, arguments, overlap)
+    return out
