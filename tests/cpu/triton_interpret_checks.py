@@ -108,14 +108,16 @@ def decode():
         out = attention.attention(q, k, v, batch, scale, window)
         wanted = exact_decode(q, k, v, batch, scale, window)
         close(out, wanted, 4e-6 if dtype == torch.float32 else 2e-3)
-    # A mixed step: decode rows and a prefill chunk.
-    lengths, counts = [20, 12], [1, 5]
-    batch = paged_batch(lengths, counts, 16)
-    k, v = empty_cache(batch, 2, 64, torch.float32)
-    for cache in (k, v):
-        fill_cache(cache, batch, lengths, torch.float32)
-    q = torch.randn(6, 4, 64)
-    close(attention.attention(q, k, v, batch, 0.1), reference_attention.attention(q, k, v, batch, 0.1), 4e-6)
+    # A mixed step: decode rows and prefill chunks, with and without tokens of an earlier step; layer after layer.
+    for kind, window, lengths, counts in ((None, 0, [20, 12, 37], [1, 5, 37]), (torch.int8, 7, [40, 18], [40, 2])):
+        batch = paged_batch(lengths, counts, 16)
+        for _ in range(2):
+            k, v = empty_cache(batch, 2, 64, torch.float32, kind)
+            for cache in (k, v):
+                fill_cache(cache, batch, lengths, torch.float32)
+            q = torch.randn(sum(counts), 4, 64)
+            wanted = reference_attention.attention(q, k, v, batch, 0.1, window)
+            close(attention.attention(q, k, v, batch, 0.1, window), wanted, 4e-6)
 
 
 def fused():

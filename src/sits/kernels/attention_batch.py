@@ -32,3 +32,4 @@ class AttentionBatch:
     context_lens_host: list[int] = field(default_factory=list)
     blocks_host: list[list[int]] = field(default_factory=list)
     plan: Any = None  # scratch of a kernel's planner, reused by all layers of the step
+    prefill: Any = None  # where the prefill rows' contexts lie, found by the first layer and reused by the others

@@ -78,3 +78,13 @@ def gather_tokens(cache: CacheTensor, blocks: torch.Tensor, length: int, dtype: 
         scale = cache.scale[blocks].flatten(0, 1)[:length]
         return (values.float() * scale.float().unsqueeze(-1)).to(dtype)
     return cache[blocks].flatten(0, 1)[:length].to(dtype)
+
+
+def gather_slots(cache: CacheTensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The tokens at flat slots[S], of any requests in any order: [S, kv_heads, head_dim] of ``dtype``."""
+    heads = cache.shape[2:]
+    if isinstance(cache, ScaledCache):
+        values = cache.data.view(torch.uint8).view(-1, *heads).index_select(0, slots).view(cache.dtype)
+        scale = cache.scale.view(-1, heads[0]).index_select(0, slots)
+        return (values.float() * scale.float().unsqueeze(-1)).to(dtype)
+    return cache.view(-1, *heads).index_select(0, slots).to(dtype)
