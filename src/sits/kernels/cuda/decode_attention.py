@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 
 import torch
 
@@ -50,8 +49,6 @@ def fits(
         return False
     size = batch.block_size
     if size % 16 or size & (size - 1) or half % 2 or not qkv.is_cuda or qkv.dtype == torch.float32:
-        return False
-    if os.environ.get("SITS_CUDA_ATTENTION", "1") == "0":  # the ablation switch
         return False
     return 0 < max(batch.context_lens_host, default=0) <= LONGEST and is_available()
 

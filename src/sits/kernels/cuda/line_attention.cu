@@ -13,7 +13,8 @@
 // Operands are read 16 bytes a lane without bank conflicts: the order of k inside a group of 32 is permuted alike in q and K (lane
 // t of a quad takes 8 t .. 8 t + 7), column n of the eight columns j of V is d = 8 n + j, rows are swizzled by pieces of 16 bytes.
 //
-// Compile-time: D (64 or 128), GROUP (query heads of a KV head, at most 8), WARPS, STAGES, BLOCKS (CTAs a multiprocessor), BF16.
+// Compile-time: D (64 or 128), GROUP (query heads of a KV head, at most 8), WARPS, STAGES, BLOCKS (CTAs a multiprocessor),
+// SHARED_BYTES, BF16.
 
 #include "warp.cuh"
 
@@ -52,6 +53,7 @@ struct Shared {
     int finish[2];
 };
 static_assert(sizeof(Part) <= STAGES * 2 * TILE_BYTES, "a part must fit over a warp's tiles");
+static_assert(sizeof(Shared) <= SHARED_BYTES, "line_attention.py counts otherwise");
 
 // Where piece c of row r lies: neighbouring lanes must meet different banks, for K lanes of rows r, r + 1, for V of r, r + 2, ...
 static __device__ __forceinline__ u32 key_place(int r, int c) { return r * ROW_BYTES + (c ^ (r & 1) << 2) * 16; }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 from dataclasses import dataclass
 
 import torch
@@ -54,8 +53,6 @@ def fits(
         return False
     if qkv.stride(0) % 8 or qkv.data_ptr() % 16:  # rows are read 16 bytes at a time
         return False
-    if os.environ.get("SITS_CUDA_ATTENTION", "1") == "0":  # the ablation switch
-        return False
     return is_available()
 
 
@@ -69,9 +66,9 @@ def shared_bytes(shape: LineShape, head_dim: int, group: int) -> int:
 def _kernel(head_dim: int, group: int, bf16: bool, shape: LineShape) -> Kernel:
     defines = {
         "D": head_dim, "GROUP": group, "WARPS": shape.warps, "STAGES": shape.stages, "BLOCKS": shape.blocks,
-        "BF16": int(bf16),
+        "BF16": int(bf16), "SHARED_BYTES": shared_bytes(shape, head_dim, group),
     }  # fmt: skip
-    return Kernel("line_attention.cu", "line_attention", defines, shared_bytes(shape, head_dim, group))
+    return Kernel("line_attention.cu", "line_attention", defines, defines["SHARED_BYTES"])
 
 
 @functools.cache

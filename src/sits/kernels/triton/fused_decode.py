@@ -226,12 +226,11 @@ def fused_rope_attention(
     if not requests:
         return out
     if plan is None and not INTERPRETED:
-        from sits.kernels.cuda import decode_attention as short_contexts
+        from sits.kernels.cuda.attention_choice import kernel_for
 
-        if short_contexts.fits(qkv, k_cache, batch, heads, kv_heads, head_dim, cos_sin.shape[1] // 2):
-            return short_contexts.decode_attention(
-                qkv, cos_sin, k_cache, v_cache, batch, heads, kv_heads, head_dim, scale, window
-            )
+        kernel = kernel_for(qkv, k_cache, batch, heads, kv_heads, head_dim, cos_sin.shape[1] // 2)
+        if kernel is not None:
+            return kernel(qkv, cos_sin, k_cache, v_cache, batch, heads, kv_heads, head_dim, scale, window)
     scaled = isinstance(k_cache, ScaledCache)
     k_data, v_data = (k_cache.data, v_cache.data) if scaled else (k_cache, v_cache)
     k_scale, v_scale = (k_cache.scale, v_cache.scale) if scaled else (qkv, qkv)

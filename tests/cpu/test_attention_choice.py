@@ -1,0 +1,75 @@
+"""Which CUDA kernel decode attention takes; launch shapes of the line kernel within a Hopper multiprocessor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sits.kernels.cuda import attention_choice
+from sits.kernels.cuda import decode_attention as cluster
+from sits.kernels.cuda import line_attention as line
+from sits.kernels.testing import paged_batch
+
+SHAPES = [line.LineShape(8, 3, 1), line.LineShape(8, 2, 1), line.LineShape(4, 3, 2), line.LineShape(4, 2, 2)]
+
+
+def chosen(requests):
+    batch = paged_batch([40] * requests, [1] * requests, 16)
+    qkv = torch.empty(requests, (8 + 2 * 8) * 128)
+    return attention_choice.kernel_for(qkv, torch.empty(9, 16, 8, 128), batch, 8, 8, 128, 64)
+
+
+@pytest.mark.parametrize(
+    ("rule", "few", "many"),
+    [
+        ("cluster", cluster.decode_attention, cluster.decode_attention),
+        ("line", line.line_attention, line.line_attention),
+        ("mixed", cluster.decode_attention, line.line_attention),
+        ("0", None, None),
+    ],
+)
+def test_the_rule_can_be_overridden(monkeypatch, rule, few, many):
+    monkeypatch.setenv("SITS_CUDA_ATTENTION", rule)
+    assert chosen(2) is None  # no GPU here
+    monkeypatch.setattr(cluster, "fits", lambda *_: True)
+    monkeypatch.setattr(line, "fits", lambda *_: True)
+    assert chosen(2) is few
+    assert chosen(64) is many
+    monkeypatch.setattr(cluster, "fits", lambda *_: False)  # a long context
+    assert chosen(2) is (line.line_attention if rule in ("line", "mixed") else None)
+
+
+@pytest.mark.parametrize("shape", [line.LineShape(), *SHAPES])
+@pytest.mark.parametrize(("head_dim", "group"), [(128, 8), (128, 1), (64, 8), (64, 3)])
+def test_launch_shapes_fit_a_hopper_multiprocessor(shape, head_dim, group):
+    used = line.shared_bytes(shape, head_dim, group)
+    assert used <= 227 * 1024
+    assert shape.blocks * (used + 1024) <= 228 * 1024
+    assert shape.blocks * shape.warps * 32 * 168 <= 65536  # registers, at the least that was compiled without spills
+
+
+@pytest.mark.parametrize(("head_dim", "group", "bf16"), [(128, 8, 0), (64, 3, 1)])
+def test_compiles_for_hopper(head_dim, group, bf16):
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
+    from sits.kernels.cuda.module import SOURCES, CudaError, compile_source
+
+    shape = line.LineShape()
+    defines = {"D": head_dim, "GROUP": group, "WARPS": shape.warps, "STAGES": shape.stages, "BLOCKS": shape.blocks}
+    defines |= {"BF16": bf16, "SHARED_BYTES": line.shared_bytes(shape, head_dim, group)}
+    try:
+        nvrtc.nvrtcVersion()
+    except RuntimeError as error:
+        pytest.skip(f"no NVRTC library: {error}")
+    source = (SOURCES / "line_attention.cu").read_text()
+    assert compile_source(source, defines, "sm_90a")[:4] == b"\x7fELF"
+    with pytest.raises(CudaError, match="counts otherwise"):
+        compile_source(source, defines | {"SHARED_BYTES": 1000}, "sm_90a")
+
+
+@given(st.integers(1, 200), st.integers(0, 10**6), st.integers(1, 64))
+def test_no_cta_is_launched_that_the_longest_contexts_would_leave_idle(multiprocessors, slices, min_share):
+    ctas = line.ctas_for(multiprocessors, line.LineShape(), slices, min_share)
+    assert 1 <= ctas <= multiprocessors
+    assert ctas == 1 or (ctas - 1) * min_share < slices
