@@ -113,13 +113,13 @@ def measure(report: Report, limits: DeviceLimits, case: str, lengths: list[int],
         more = {"speedup": peer / ours}
         report.row(f"{name}/triton", "ms", planned, peer, peer_name, kv_bytes, speedup=peer / planned)
     report.row(name, "ms", ours, peer, peer_name, kv_bytes, **more)
-    if not report.options.sweep or kind is not None:
+    if not report.options.sweep:
         return
     for shape in SHAPES:
         label = f"{name}/line{shape.warps}.{shape.stages}.{shape.blocks}"
         report.row(label, "ms", fused(line.line_attention, shape=shape), None, None, kv_bytes)
     report.row(f"{name}/line-alone", "ms", fused(line.line_attention, overlap=False), None, None, kv_bytes)
-    if max(lengths) <= cluster.LONGEST:
+    if kind is None and max(lengths) <= cluster.LONGEST:
         report.row(f"{name}/cluster", "ms", fused(cluster.decode_attention), None, None, kv_bytes)
 
 

@@ -42,26 +42,26 @@ def test_the_rule_can_be_overridden(monkeypatch, rule, few, many):
 
 
 @pytest.mark.parametrize("shape", [line.LineShape(), *SHAPES])
-@pytest.mark.parametrize(("head_dim", "group"), [(128, 8), (128, 1), (64, 8), (64, 3)])
-def test_launch_shapes_fit_a_hopper_multiprocessor(shape, head_dim, group):
-    used = line.shared_bytes(shape, head_dim, group)
+@pytest.mark.parametrize(("head_dim", "group", "kind"), [(128, 8, 0), (128, 1, 1), (64, 8, 2), (64, 3, 0)])
+def test_launch_shapes_fit_a_hopper_multiprocessor(shape, head_dim, group, kind):
+    used = line.shared_bytes(shape, head_dim, group, kind)
     assert used <= 227 * 1024
     assert shape.blocks * (used + 1024) <= 228 * 1024
     assert shape.blocks * shape.warps * 32 * 168 <= 65536  # registers, at the least that was compiled without spills
 
 
-@pytest.mark.parametrize(("head_dim", "group", "bf16"), [(128, 8, 0), (64, 3, 1)])
-def test_compiles_for_hopper(head_dim, group, bf16):
+@pytest.mark.parametrize(
+    ("head_dim", "group", "bf16", "kind"), [(128, 8, 0, 0), (64, 3, 1, 0), (128, 8, 1, 1), (64, 8, 0, 2)]
+)
+def test_compiles_for_hopper(head_dim, group, bf16, kind):
     nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
     from sits.kernels.cuda.module import SOURCES, CudaError, compile_source
 
-    shape = line.LineShape()
-    defines = {"D": head_dim, "GROUP": group, "WARPS": shape.warps, "STAGES": shape.stages, "BLOCKS": shape.blocks}
-    defines |= {"BF16": bf16, "SHARED_BYTES": line.shared_bytes(shape, head_dim, group)}
     try:
         nvrtc.nvrtcVersion()
     except RuntimeError as error:
         pytest.skip(f"no NVRTC library: {error}")
+    defines = line.definitions(head_dim, group, bool(bf16), kind, line.LineShape())
     source = (SOURCES / "line_attention.cu").read_text()
     assert compile_source(source, defines, "sm_90a")[:4] == b"\x7fELF"
     with pytest.raises(CudaError, match="counts otherwise"):

@@ -20,10 +20,10 @@ LENGTHS = [1, 2, 16, 17, 33, 64, 65, 66, 129, 300, 513, 1500]
 SHAPES = [LineShape(8, 3, 1), LineShape(4, 3, 2)]
 
 
-def step(lengths, heads, kv_heads, head_dim, dtype, block_size=16):
+def step(lengths, heads, kv_heads, head_dim, dtype, block_size=16, kind=None):
     """(arguments of the kernel) over caches that are NaN where nothing was written."""
     batch = paged_batch(lengths, [1] * len(lengths), block_size, DEVICE)
-    k, v = empty_cache(batch, kv_heads, head_dim, dtype)
+    k, v = empty_cache(batch, kv_heads, head_dim, dtype, kind)
     for cache in (k, v):
         fill_cache(cache, batch, [max(length - 1, 0) for length in lengths], dtype)
     qkv = torch.randn(len(lengths), (heads + 2 * kv_heads) * head_dim, device=DEVICE).to(dtype)
@@ -54,6 +54,36 @@ def test_against_float64(dtype, heads, kv_heads, head_dim, shape):
     for window, block_size, min_share in [(0, 16, 0), (100, 32, 1), (7, 64, 3)]:
         arguments = step(LENGTHS, heads, kv_heads, head_dim, dtype, block_size)
         check(arguments, window, shape=shape, min_share=min_share)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(64, 8, 128), (9, 3, 64)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
+def test_8_bit_caches(kind, dtype, heads, kv_heads, head_dim):
+    for lengths, window in [(LENGTHS, 0), (LENGTHS, 50), ([20_000, 3], 0)]:
+        arguments = step(lengths, heads, kv_heads, head_dim, dtype, 16, kind)
+        qkv, cos_sin, k, v, batch, *_, scale = arguments
+        out = line_attention(*arguments, window)
+        assert torch.equal(out, line_attention(*arguments, window))
+        kept = [read_back(cache, batch.slots) for cache in (k, v)]
+        assert relative_error(out, exact_decode(rotated(arguments), k, v, batch, scale, window)) < TOLERANCE[dtype]
+        reference.rope_kv_write(qkv, cos_sin, k, v, batch, heads, kv_heads, head_dim)
+        for mine, cache in zip(kept, (k, v)):
+            assert relative_error(mine, read_back(cache, batch.slots)) < 1e-2
+
+
+def read_back(cache, slots):
+    """[slots, KV heads, D] of an 8-bit cache, in float."""
+    heads = cache.shape[2:]
+    scale = cache.scale.view(-1, heads[0])[slots].float()
+    return cache.data.view(-1, *heads).float()[slots] * scale[..., None]
+
+
+def rotated(arguments):
+    """The queries of a step; writes nothing to its caches."""
+    qkv, cos_sin, _, _, batch, heads, kv_heads, head_dim, _ = arguments
+    spare = empty_cache(batch, kv_heads, head_dim, qkv.dtype)
+    return reference.rope_kv_write(qkv, cos_sin, *spare, batch, heads, kv_heads, head_dim)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

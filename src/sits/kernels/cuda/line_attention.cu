@@ -14,17 +14,26 @@
 // t of a quad takes 8 t .. 8 t + 7), column n of the eight columns j of V is d = 8 n + j, rows are swizzled by pieces of 16 bytes.
 //
 // Compile-time: D (64 or 128), GROUP (query heads of a KV head, at most 8), WARPS, STAGES, BLOCKS (CTAs a multiprocessor),
-// SHARED_BYTES, BF16.
+// SHARED_BYTES, BF16, KIND (of K and V: 0 as q, 1 int8, 2 e4m3; these with one fp16 scale a token and head).
 
 #include "warp.cuh"
+
+#if KIND
+typedef unsigned char Stored;
+#else
+typedef u16 Stored;
+#endif
+#define LARGEST (KIND == 1 ? 127.f : 448.f)
 
 struct Arguments {
     const u16* qkv;          // [requests][qkv_stride]: q heads, k heads, v heads
     const float* cos_sin;    // [positions][cos_stride]: cos, then sin, D / 2 each
     const i64* positions;    // [requests]
     const i64* slots;        // [requests], where k and v go; -1: nowhere
-    u16* k_cache;            // [blocks][block size][KV heads][D]
-    u16* v_cache;
+    Stored* k_cache;         // [blocks][block size][KV heads][D]
+    Stored* v_cache;
+    u16* k_scale;            // [blocks][block size][KV heads], KIND 1 and 2
+    u16* v_scale;
     u16* out;                // [requests][KV heads * GROUP][D]
     float* partial;          // Part [CTAs][2]
     int* arrivals;           // [requests][KV heads], zero
@@ -38,8 +47,8 @@ struct Arguments {
 #define SLICE 16
 #define KEY_PIECES (D / 32)
 #define VALUE_PIECES (D / 64)
-#define ROW_BYTES (D * 2)
-#define ROW_PIECES (D / 8)  // of 16 bytes
+#define ROW_BYTES (D * (int)sizeof(Stored))
+#define ROW_PIECES (ROW_BYTES / 16)
 #define TILE_BYTES (SLICE * ROW_BYTES)
 #define THREADS (WARPS * 32)
 #define LOADS 10  // parts read at once by the last to arrive
@@ -48,6 +57,9 @@ struct __align__(16) Part { float sums[GROUP][D], best[GROUP], total[GROUP]; };
 struct Owner { int item, begin, end; };  // a (request, head) and its slices in the line; item -1: none
 struct Shared {
     unsigned char tiles[WARPS][STAGES][2][TILE_BYTES];  // at a warp's end, the part whose end another warp has
+#if KIND
+    u32 scales[WARPS][STAGES][2][SLICE];  // of K, of V: the word of two heads that has a token's scale
+#endif
     Part continued[WARPS];                              // the part whose beginning another warp has
     Owner owner[WARPS][2];                              // of the parts: [0] continued, [1] over the tiles
     int finish[2];
@@ -56,8 +68,59 @@ static_assert(sizeof(Part) <= STAGES * 2 * TILE_BYTES, "a part must fit over a w
 static_assert(sizeof(Shared) <= SHARED_BYTES, "line_attention.py counts otherwise");
 
 // Where piece c of row r lies: neighbouring lanes must meet different banks, for K lanes of rows r, r + 1, for V of r, r + 2, ...
+#if KIND
+static __device__ __forceinline__ u32 key_place(int r, int c) {
+    return r * ROW_BYTES + (c ^ (D == 128 ? r & 3 : r >> 1 & 1) << 1) * 16;
+}
+static __device__ __forceinline__ u32 value_place(int r, int c) {
+    return r * ROW_BYTES + (c ^ (r >> 1 & (D == 128 ? 3 : 1)) << 1) * 16;
+}
+#else
 static __device__ __forceinline__ u32 key_place(int r, int c) { return r * ROW_BYTES + (c ^ (r & 1) << 2) * 16; }
 static __device__ __forceinline__ u32 value_place(int r, int c) { return r * ROW_BYTES + (c ^ (r >> 1 & 3) << 1) * 16; }
+#endif
+
+// Eight values of a tile, from value 8 n of row r on.
+template <u32 (*place)(int, int)> static __device__ __forceinline__ u32x4 load_eight(u32 tile, int r, int n) {
+#if KIND
+    const uint2 raw = load_shared_pair(tile + place(r, n / 2) + n % 2 * 8);
+    u32x4 v;
+    widen(raw.x, v.w[0], v.w[1]);
+    widen(raw.y, v.w[2], v.w[3]);
+    return v;
+#else
+    return load_shared(tile + place(r, n));
+#endif
+}
+
+#if KIND
+// COUNT pieces of eight values, this lane's of a head whose other values the lanes of its quad have: stored with one scale for all.
+template <int COUNT, class Column>
+static __device__ __forceinline__ void store_narrow(
+    float (&x)[COUNT][8], Stored* to, u16* scale_at, bool writes, bool writes_scale, Column column) {
+    float largest = 0.f;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+#pragma unroll
+        for (int j = 0; j < 8; ++j) largest = fmaxf(largest, fabsf(x[i][j]));
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+    const u16 scale = to_fp16(fminf(largest / LARGEST, 65504.f));
+    const float wide = fp16_to_float(scale), divisor = wide == 0.f ? 1.f : wide;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        u32 words[2] = {0, 0};
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            float back;
+            words[j / 4] |= narrow(fminf(fmaxf(x[i][j] / divisor, -LARGEST), LARGEST), back) << 8 * (j % 4);
+            x[i][j] = back * wide;
+        }
+        if (writes) *(uint2*)(to + column(i)) = uint2{words[0], words[1]};
+    }
+    if (writes_scale) *scale_at = scale;
+}
+#endif
 
 // A place in the line.
 struct Cursor {
@@ -193,6 +256,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) line_attention(con
         const size_t pitch = (size_t)p.kv_heads * D;
         const int in_block = (1 << p.block_log) - 1;
         const u32 ring = shared_address(s.tiles[warp]);
+#if KIND
+        const u32 scales = shared_address(s.scales[warp]);
+#endif
         Cursor at = locate(p, begin, lane), ahead = at;
         int requested = begin, listed_request = -1, listed = 0, blocks = 0;
 
@@ -214,10 +280,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) line_attention(con
                     const int r = n * (32 / ROW_PIECES) + lane / ROW_PIECES;
                     // What is outside the context becomes zero: NaN times 0 is NaN.
                     const bool there = base + r < ahead.length - 1 && base + r >= ahead.oldest;
-                    const size_t from = offset + (there ? r : 0) * pitch + piece * 8;
+                    const size_t from = offset + (there ? r : 0) * pitch + piece * (16 / (int)sizeof(Stored));
                     copy_async(to + key_place(r, piece), p.k_cache + from, there);
                     copy_async(to + TILE_BYTES + value_place(r, piece), p.v_cache + from, there);
                 }
+#if KIND
+                const int r = lane % SLICE;
+                const bool there = base + r < ahead.length - 1 && base + r >= ahead.oldest;
+                const size_t from = offset / D + (there ? r : 0) * p.kv_heads & ~(size_t)1;
+                copy_async_word(scales + (stage * 32 + lane) * 4, (lane < SLICE ? p.k_scale : p.v_scale) + from, there);
+#endif
                 ++requested;
                 ahead.advance(p);
             }
@@ -281,6 +353,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) line_attention(con
                     const u16* v_row = row + (p.kv_heads * (GROUP + 1) + at.head) * D;
                     rotate(k);
                     float score = 0.f;
+#if KIND
+                    float values[KEY_PIECES][8];
+#pragma unroll
+                    for (int i = 0; i < KEY_PIECES; ++i)
+#pragma unroll
+                        for (int j = 0; j < 8; ++j) values[i][j] = j & 1 ? high(k[i].w[j / 2]) : low(k[i].w[j / 2]);
+                    const size_t scale_at = slot * p.kv_heads + at.head;
+                    store_narrow(values, p.k_cache + to, p.k_scale + scale_at, slot >= 0 && g == 0, slot >= 0 && lane == 0,
+                                 [&](int i) { return 32 * i + 8 * t; });
+#pragma unroll
+                    for (int i = 0; i < KEY_PIECES; ++i)
+#pragma unroll
+                        for (int w = 0; w < 4; ++w)
+                            score += low(q[i].w[w]) * values[i][2 * w] + high(q[i].w[w]) * values[i][2 * w + 1];
+#else
 #pragma unroll
                     for (int i = 0; i < KEY_PIECES; ++i) {
                         if (slot >= 0 && g == 0) *(u32x4*)(p.k_cache + to + 32 * i + 8 * t) = k[i];
@@ -288,19 +375,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) line_attention(con
                         for (int w = 0; w < 4; ++w)
                             score += low(q[i].w[w]) * low(k[i].w[w]) + high(q[i].w[w]) * high(k[i].w[w]);
                     }
+#endif
                     score += __shfl_xor_sync(~0u, score, 1);
                     score += __shfl_xor_sync(~0u, score, 2);
                     best = score * p.scale;
                     total = t == 0 ? 1.f : 0.f;  // every lane counts its own columns
+                    float news[2 * VALUE_PIECES][8];
+#pragma unroll
+                    for (int i = 0; i < 2 * VALUE_PIECES; ++i) {
+                        const int column = 64 * (i / 2) + 16 * t + 8 * (i % 2);
+                        const u32x4 v = load_words(v_row + column);
+#if !KIND
+                        if (slot >= 0 && g == 0) *(u32x4*)(p.v_cache + to + column) = v;
+#endif
+#pragma unroll
+                        for (int j = 0; j < 8; ++j) news[i][j] = j & 1 ? high(v.w[j / 2]) : low(v.w[j / 2]);
+                    }
+#if KIND
+                    store_narrow(news, p.v_cache + to, p.v_scale + scale_at, slot >= 0 && g == 0, slot >= 0 && lane == 0,
+                                 [&](int i) { return 64 * (i / 2) + 16 * t + 8 * (i % 2); });
+#endif
 #pragma unroll
                     for (int i = 0; i < VALUE_PIECES; ++i)
 #pragma unroll
-                        for (int n = 0; n < 2; ++n) {
-                            const u32x4 v = load_words(v_row + 64 * i + 16 * t + 8 * n);
-                            if (slot >= 0 && g == 0) *(u32x4*)(p.v_cache + to + 64 * i + 16 * t + 8 * n) = v;
+                        for (int n = 0; n < 2; ++n)
 #pragma unroll
-                            for (int j = 0; j < 8; ++j) mixed[i][j][n] = j & 1 ? high(v.w[j / 2]) : low(v.w[j / 2]);
-                        }
+                            for (int j = 0; j < 8; ++j) mixed[i][j][n] = news[2 * i + n][j];
                 }
             }
 
@@ -313,10 +413,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) line_attention(con
             for (int i = 0; i < KEY_PIECES; ++i)
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
-                    const u32x4 k = load_shared(keys + key_place(8 * h + g, 4 * i + t));
+                    const u32x4 k = load_eight<key_place>(keys, 8 * h + g, 4 * i + t);
                     mma(score[h], q[i].w[0], q[i].w[1], k.w[0], k.w[1]);
                     mma(score[h], q[i].w[2], q[i].w[3], k.w[2], k.w[3]);
                 }
+#if KIND
+            auto scale_of = [&](int cache, int token) {  // its half of the word
+                const u32 word = load_shared_word(scales + ((stage * 2 + cache) * SLICE + token) * 4);
+                return fp16_to_float((u16)(token * p.kv_heads + at.head & 1 ? word >> 16 : word));
+            };
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) score[h][e] *= scale_of(0, 8 * h + 2 * t + e);
+#endif
             float largest = -INFINITY;
 #pragma unroll
             for (int h = 0; h < 2; ++h)
@@ -337,12 +447,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) line_attention(con
             for (int h = 0; h < 2; ++h)
 #pragma unroll
                 for (int e = 0; e < 2; ++e) total += weight[h][e] = power_of_two(score[h][e] - new_best);
+#if KIND
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) weight[h][e] *= scale_of(1, 8 * h + 2 * t + e);
+#endif
             const u32 a0 = pack(weight[0][0], weight[0][1]), a2 = pack(weight[1][0], weight[1][1]);
 #pragma unroll
             for (int i = 0; i < VALUE_PIECES; ++i) {
                 u32x4 v[4];  // tokens 2 t, 2 t + 1, 2 t + 8, 2 t + 9
 #pragma unroll
-                for (int m = 0; m < 4; ++m) v[m] = load_shared(values + value_place(2 * t + (m & 1) + (m >> 1) * 8, 8 * i + g));
+                for (int m = 0; m < 4; ++m) v[m] = load_eight<value_place>(values, 2 * t + (m & 1) + (m >> 1) * 8, 8 * i + g);
 #pragma unroll
                 for (int j = 0; j < 8; ++j) {
                     mixed[i][j][0] *= fade;

@@ -10,9 +10,12 @@ import torch
 
 from sits.kernels.attention_batch import AttentionBatch
 from sits.kernels.cuda.module import Kernel, is_available
+from sits.kernels.kv_cache import CacheTensor, ScaledCache
 
 LOG2E = 1.4426950408889634
 SLICE = 16  # tokens: the unit of the shares
+EIGHT_BIT = False  # whether 8-bit caches go through this kernel: not before it was measured
+KINDS = {torch.int8: 1, torch.float8_e4m3fn: 2}  # of the stored values; 0: 16 bits
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,8 @@ class _Arguments(ctypes.Structure):
         *(
             (name, ctypes.c_void_p)
             for name in (
-                "qkv", "cos_sin", "positions", "slots", "k_cache", "v_cache", "out", "partial", "arrivals",
-                "context_lens", "tables",
+                "qkv", "cos_sin", "positions", "slots", "k_cache", "v_cache", "k_scale", "v_scale", "out", "partial",
+                "arrivals", "context_lens", "tables",
             )
         ),
         ("qkv_stride", ctypes.c_longlong),
@@ -45,8 +48,13 @@ class _Arguments(ctypes.Structure):
 def fits(
     qkv: torch.Tensor, k_cache: object, batch: AttentionBatch, heads: int, kv_heads: int, head_dim: int, half: int
 ) -> bool:
-    """Whether the kernel takes such a step: a 16-bit cache, heads it has registers for, all of a head rotated."""
-    if not isinstance(k_cache, torch.Tensor) or head_dim not in (64, 128) or heads > 8 * kv_heads:
+    """Whether the kernel takes such a step: heads it has registers for, all of a head rotated, a type of cache."""
+    if head_dim not in (64, 128) or heads > 8 * kv_heads:
+        return False
+    if isinstance(k_cache, ScaledCache):
+        if not EIGHT_BIT:
+            return False
+    elif not isinstance(k_cache, torch.Tensor):
         return False
     size = batch.block_size
     if size % SLICE or size & (size - 1) or 2 * half != head_dim or not qkv.is_cuda or qkv.dtype == torch.float32:
@@ -56,18 +64,24 @@ def fits(
     return is_available()
 
 
-def shared_bytes(shape: LineShape, head_dim: int, group: int) -> int:
-    """Shared memory of a CTA: the rings, a part a warp, who owns the parts."""
+def shared_bytes(shape: LineShape, head_dim: int, group: int, kind: int = 0) -> int:
+    """Shared memory of a CTA: the rings (of 8-bit values with their scales), a part a warp, who owns the parts."""
     part = -(-group * (head_dim + 2) * 4 // 16) * 16
-    return shape.warps * (shape.stages * 2 * SLICE * head_dim * 2 + part + 24) + 16
+    slice_bytes = 2 * SLICE * (head_dim + 4 if kind else 2 * head_dim)
+    return shape.warps * (shape.stages * slice_bytes + part + 24) + 16
+
+
+def definitions(head_dim: int, group: int, bf16: bool, kind: int, shape: LineShape) -> dict[str, int]:
+    """What ``line_attention.cu`` is compiled with."""
+    return {
+        "D": head_dim, "GROUP": group, "WARPS": shape.warps, "STAGES": shape.stages, "BLOCKS": shape.blocks,
+        "BF16": int(bf16), "KIND": kind, "SHARED_BYTES": shared_bytes(shape, head_dim, group, kind),
+    }  # fmt: skip
 
 
 @functools.cache
-def _kernel(head_dim: int, group: int, bf16: bool, shape: LineShape) -> Kernel:
-    defines = {
-        "D": head_dim, "GROUP": group, "WARPS": shape.warps, "STAGES": shape.stages, "BLOCKS": shape.blocks,
-        "BF16": int(bf16), "SHARED_BYTES": shared_bytes(shape, head_dim, group),
-    }  # fmt: skip
+def _kernel(head_dim: int, group: int, bf16: bool, kind: int, shape: LineShape) -> Kernel:
+    defines = definitions(head_dim, group, bf16, kind, shape)
     return Kernel("line_attention.cu", "line_attention", defines, defines["SHARED_BYTES"])
 
 
@@ -96,8 +110,8 @@ def ctas_for(multiprocessors: int, shape: LineShape, slices: int, min_share: int
 def line_attention(
     qkv: torch.Tensor,
     cos_sin: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    k_cache: CacheTensor,
+    v_cache: CacheTensor,
     batch: AttentionBatch,
     heads: int,
     kv_heads: int,
@@ -121,13 +135,17 @@ def line_attention(
     slices = kv_heads * sum(-(-length // SLICE) for length in batch.context_lens_host)
     ctas = ctas_for(_multiprocessors(device), shape, slices, min_share)
     counters = 1 << (requests * kv_heads - 1).bit_length()
+    k_data, k_scale = (k_cache.data, k_cache.scale) if isinstance(k_cache, ScaledCache) else (k_cache, None)
+    v_data, v_scale = (v_cache.data, v_cache.scale) if isinstance(v_cache, ScaledCache) else (v_cache, None)
     arguments = _Arguments(
-        qkv.data_ptr(), cos_sin.data_ptr(), batch.positions.data_ptr(), batch.slots.data_ptr(), k_cache.data_ptr(),
-        v_cache.data_ptr(), out.data_ptr(), _partial(device, ctas, group, head_dim).data_ptr(),
+        qkv.data_ptr(), cos_sin.data_ptr(), batch.positions.data_ptr(), batch.slots.data_ptr(), k_data.data_ptr(),
+        v_data.data_ptr(), None if k_scale is None else k_scale.data_ptr(),
+        None if v_scale is None else v_scale.data_ptr(), out.data_ptr(), _partial(device, ctas, group, head_dim).data_ptr(),
         _arrivals(device, counters).data_ptr(), batch.context_lens.data_ptr(), batch.block_tables.data_ptr(),
-        qkv.stride(0), cos_sin.stride(0), batch.block_tables.stride(0), kv_heads, batch.block_size.bit_length() - 1,
-        window, requests, min_share, scale * LOG2E,
+        qkv.stride(0), cos_sin.stride(0), batch.block_tables.stride(0), kv_heads,
+        batch.block_size.bit_length() - 1, window, requests, min_share, scale * LOG2E,
     )  # fmt: skip
-    kernel = _kernel(head_dim, group, qkv.dtype == torch.bfloat16, shape)
+    kind = KINDS.get(k_cache.dtype, 0)
+    kernel = _kernel(head_dim, group, qkv.dtype == torch.bfloat16, kind, shape)
     kernel.launch((ctas, 1, 1), shape.warps * 32, arguments, overlap)
     return out

@@ -29,6 +29,16 @@ static __device__ __forceinline__ u32x4 load_shared(u32 at) {
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "r"(at) : "memory");
     return v;
 }
+[[maybe_unused]] static __device__ __forceinline__ uint2 load_shared_pair(u32 at) {
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
+    return v;
+}
+[[maybe_unused]] static __device__ __forceinline__ u32 load_shared_word(u32 at) {
+    u32 v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+    return v;
+}
 static __device__ __forceinline__ u32x4 load_words(const void* p) {  // written by the kernel before: not through .nc
     u32x4 v;
     asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p) : "memory");
@@ -48,7 +58,51 @@ static __device__ __forceinline__ float load_l2(const float* p) {
 static __device__ __forceinline__ void copy_async(u32 to, const void* from, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
+static __device__ __forceinline__ void copy_async_word(u32 to, const void* from, bool there) {  // 4 bytes
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(there ? 4 : 0) : "memory");
+}
 static __device__ __forceinline__ void close_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LEFT> static __device__ __forceinline__ void wait_groups() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
 static __device__ __forceinline__ void wait_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 static __device__ __forceinline__ void release_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+#if KIND
+// Four stored 8-bit values (KIND 1: int8, 2: e4m3) as two pairs of 16-bit floats, exactly.
+static __device__ __forceinline__ void widen(u32 x, u32& first, u32& second) {
+#if KIND == 1 && !BF16  // a byte joined with 0x64 is the fp16 number 1024 + byte
+    asm("{.reg .b32 t, l, h, o; xor.b32 t, %2, 0x80808080; mov.b32 o, 0x64806480; prmt.b32 l, t, 0x64646464, 0x4140;"
+        " prmt.b32 h, t, 0x64646464, 0x4342; sub.f16x2 %0, l, o; sub.f16x2 %1, h, o;}" : "=r"(first), "=r"(second) : "r"(x));
+#elif KIND == 1  // 0x4b0000uu is the float number 2^23 + uu
+    float f[4];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+        u32 bits;
+        asm("prmt.b32 %0, %1, 0x4b000000, %2;" : "=r"(bits) : "r"(x ^ 0x80808080u), "r"(0x7440 + n));
+        f[n] = __uint_as_float(bits) - 8388736.f;
+    }
+    first = pack(f[0], f[1]), second = pack(f[2], f[3]);
+#else
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h;}"
+        : "=r"(first), "=r"(second) : "r"(x));
+#if BF16
+    first = pack(fp16_to_float((u16)first), fp16_to_float((u16)(first >> 16)));
+    second = pack(fp16_to_float((u16)second), fp16_to_float((u16)(second >> 16)));
+#endif
+#endif
+}
+static __device__ __forceinline__ u16 to_fp16(float f) { u16 h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f)); return h; }
+// The stored form of a value within the kind's range, and what reading gives back.
+static __device__ __forceinline__ u32 narrow(float x, float& back) {
+#if KIND == 1
+    back = rintf(x);
+    return (u32)(int)back & 255;
+#else
+    u16 pair;
+    u32 wide;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.f), "f"(x));
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(wide) : "h"(pair));
+    back = fp16_to_float((u16)wide);
+    return pair & 255;
+#endif
+}
+#endif
