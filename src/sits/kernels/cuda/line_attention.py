@@ -135,15 +135,14 @@ def line_attention(
     slices = kv_heads * sum(-(-length // SLICE) for length in batch.context_lens_host)
     ctas = ctas_for(_multiprocessors(device), shape, slices, min_share)
     counters = 1 << (requests * kv_heads - 1).bit_length()
-    k_data, k_scale = (k_cache.data, k_cache.scale) if isinstance(k_cache, ScaledCache) else (k_cache, None)
-    v_data, v_scale = (v_cache.data, v_cache.scale) if isinstance(v_cache, ScaledCache) else (v_cache, None)
+    caches = [cache.data if isinstance(cache, ScaledCache) else cache for cache in (k_cache, v_cache)]
+    scales = [cache.scale.data_ptr() if isinstance(cache, ScaledCache) else None for cache in (k_cache, v_cache)]
     arguments = _Arguments(
-        qkv.data_ptr(), cos_sin.data_ptr(), batch.positions.data_ptr(), batch.slots.data_ptr(), k_data.data_ptr(),
-        v_data.data_ptr(), None if k_scale is None else k_scale.data_ptr(),
-        None if v_scale is None else v_scale.data_ptr(), out.data_ptr(), _partial(device, ctas, group, head_dim).data_ptr(),
+        qkv.data_ptr(), cos_sin.data_ptr(), batch.positions.data_ptr(), batch.slots.data_ptr(), caches[0].data_ptr(),
+        caches[1].data_ptr(), *scales, out.data_ptr(), _partial(device, ctas, group, head_dim).data_ptr(),
         _arrivals(device, counters).data_ptr(), batch.context_lens.data_ptr(), batch.block_tables.data_ptr(),
-        qkv.stride(0), cos_sin.stride(0), batch.block_tables.stride(0), kv_heads,
-        batch.block_size.bit_length() - 1, window, requests, min_share, scale * LOG2E,
+        qkv.stride(0), cos_sin.stride(0), batch.block_tables.stride(0), kv_heads, batch.block_size.bit_length() - 1,
+        window, requests, min_share, scale * LOG2E,
     )  # fmt: skip
     kind = KINDS.get(k_cache.dtype, 0)
     kernel = _kernel(head_dim, group, qkv.dtype == torch.bfloat16, kind, shape)
