@@ -100,7 +100,7 @@ def build_model(
 ) -> LlamaModel:
     """Load every weight and return the model, ready to run. ``linear_format`` quantises linears while they load.
 
-    ``on_first_layer`` gets a model of the first layer alone as soon as that is there (see ``one_layer``).
+    ``on_first_layer`` gets a model of the first layer alone as soon as that is there (see ``first_layer_twice``).
     """
 
     def linear(spec: LinearSpec) -> LinearWeight:
@@ -132,7 +132,7 @@ def build_model(
             )
         )
         if index == 0 and on_first_layer is not None:
-            on_first_layer(one_layer(config, embedding, layers[0], dtype, max_context))
+            on_first_layer(first_layer_twice(config, embedding, layers[0], dtype, max_context))
     head = LinearSpec("lm_head", (("lm_head", config.vocab_size),), config.hidden_size)
     if config.tied_embeddings:
         head = LinearSpec("lm_head", (("model.embed_tokens", config.vocab_size),), config.hidden_size)
@@ -144,10 +144,13 @@ def build_model(
     return LlamaModel(config, weights, dtype, max_context)
 
 
-def one_layer(
+def first_layer_twice(
     config: ModelConfig, embedding: torch.Tensor, layer: DecoderLayer, dtype: torch.dtype, max_context: int
 ) -> LlamaModel:
-    """A model of the first layer, before head and final norm are loaded: others of the same shape stand in."""
-    short = dataclasses.replace(config, layers=1, windows=config.windows[:1])
+    """A model of the first layer, before head and final norm are loaded: others of the same shape stand in.
+
+    Twice, because the last layer of a prompt goes on with the wanted rows alone.
+    """
+    short = dataclasses.replace(config, layers=2, windows=config.windows[:1] * 2)
     head = DenseWeight(embedding, shared=True).prepack()
-    return LlamaModel(short, DecoderWeights(embedding, [layer], layer.input_norm, head), dtype, max_context)
+    return LlamaModel(short, DecoderWeights(embedding, [layer, layer], layer.input_norm, head), dtype, max_context)
