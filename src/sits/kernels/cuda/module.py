@@ -129,6 +129,14 @@ class Kernel:
         )
 
 
+@functools.cache
+def multiprocessors(device: int) -> int:
+    """Multiprocessors of a CUDA device."""
+    import torch
+
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def tensor_map(matrix: Any, box_rows: int, box_chunks: int) -> Any:
     """128 bytes that describe a contiguous 16-bit matrix to the copy engine.
 
@@ -136,17 +144,21 @@ def tensor_map(matrix: Any, box_rows: int, box_chunks: int) -> Any:
     [box_chunks, box_rows, 64] in the 128-byte swizzle, zeros outside the matrix.
     """
     import torch
+
+    rows, columns = matrix.shape
+    return _tensor_map(matrix.data_ptr(), rows, columns, matrix.dtype == torch.bfloat16, box_rows, box_chunks)
+
+
+@functools.lru_cache(maxsize=1024)  # steps that are not captured would spend more on this than on the launch
+def _tensor_map(address: int, rows: int, columns: int, bf16: bool, box_rows: int, box_chunks: int) -> Any:
     from cuda.bindings import driver
 
     kind = driver.CUtensorMapDataType
-    rows, columns = matrix.shape
     encoded = _check(
         driver.cuTensorMapEncodeTiled(
-            kind.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-            if matrix.dtype == torch.bfloat16
-            else kind.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            kind.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if bf16 else kind.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
             3,
-            matrix.data_ptr(),
+            address,
             [driver.cuuint64_t(64), driver.cuuint64_t(rows), driver.cuuint64_t(columns // 64)],
             [driver.cuuint64_t(columns * 2), driver.cuuint64_t(128)],
             [driver.cuuint32_t(64), driver.cuuint32_t(box_rows), driver.cuuint32_t(box_chunks)],
@@ -159,7 +171,7 @@ def tensor_map(matrix: Any, box_rows: int, box_chunks: int) -> Any:
         "cuTensorMapEncodeTiled",
     )
     words = (ctypes.c_uint64 * 16)(*(int(word) for word in encoded.opaque))
-    return (ctypes.c_ubyte * 128).from_buffer(words)
+    return (ctypes.c_ubyte * 128).from_buffer_copy(words)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sits.kernels.cuda.module import Kernel, tensor_map
+from sits.kernels.cuda.module import Kernel, multiprocessors, tensor_map
 from sits.kernels.cuda.wgmma_layout import WgmmaInt4
 
 PLAIN, RESIDUAL, SILU_MUL = 0, 1, 2
@@ -207,7 +207,10 @@ def wgmma_linear(
     interleaved rows. ``overlap`` lets the launch start before the kernel ahead of it has ended.
     """
     batch = x.shape[0]
-    shape = shape or default_shape(batch, weight.rows, weight.columns, weight.symmetric)
+    if shape is None:
+        shape = default_shape(
+            batch, weight.rows, weight.columns, weight.symmetric, multiprocessors(x.device.index or 0)
+        )
     plain_order = weight.interleaved and epilogue == PLAIN
     kernel, clusters = _kernel(
         shape, x.dtype == torch.bfloat16, not weight.symmetric, epilogue, squares_in is not None, plain_order
