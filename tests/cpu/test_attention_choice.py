@@ -15,30 +15,36 @@ from sits.kernels.testing import paged_batch
 SHAPES = [line.LineShape(8, 3, 1), line.LineShape(8, 2, 1), line.LineShape(4, 3, 2), line.LineShape(4, 2, 2)]
 
 
-def chosen(requests):
-    batch = paged_batch([40] * requests, [1] * requests, 16)
-    qkv = torch.empty(requests, (8 + 2 * 8) * 128)
+def chosen():
+    batch = paged_batch([40, 7], [1, 1], 16)
+    qkv = torch.empty(2, (8 + 2 * 8) * 128)
     return attention_choice.kernel_for(qkv, torch.empty(9, 16, 8, 128), batch, 8, 8, 128, 64)
 
 
 @pytest.mark.parametrize(
-    ("rule", "few", "many"),
+    ("rule", "short", "long"),
     [
-        ("cluster", cluster.decode_attention, cluster.decode_attention),
-        ("line", line.line_attention, line.line_attention),
+        (None, cluster.decode_attention, line.line_attention),
         ("mixed", cluster.decode_attention, line.line_attention),
+        ("cluster", cluster.decode_attention, None),
+        ("line", line.line_attention, line.line_attention),
         ("0", None, None),
     ],
 )
-def test_the_rule_can_be_overridden(monkeypatch, rule, few, many):
-    monkeypatch.setenv("SITS_CUDA_ATTENTION", rule)
-    assert chosen(2) is None  # no GPU here
+def test_short_contexts_go_to_clusters_and_long_ones_to_the_line_unless_told_otherwise(
+    monkeypatch, rule, short, long
+):
+    monkeypatch.delenv("SITS_CUDA_ATTENTION", raising=False)
+    if rule is not None:
+        monkeypatch.setenv("SITS_CUDA_ATTENTION", rule)
+    assert chosen() is None  # the tensors are not on a GPU
     monkeypatch.setattr(cluster, "fits", lambda *_: True)
     monkeypatch.setattr(line, "fits", lambda *_: True)
-    assert chosen(2) is few
-    assert chosen(64) is many
+    assert chosen() is short
     monkeypatch.setattr(cluster, "fits", lambda *_: False)  # a long context
-    assert chosen(2) is (line.line_attention if rule in ("line", "mixed") else None)
+    assert chosen() is long
+    monkeypatch.setattr(line, "fits", lambda *_: False)  # an 8-bit cache
+    assert chosen() is None
 
 
 @pytest.mark.parametrize("shape", [line.LineShape(), *SHAPES])

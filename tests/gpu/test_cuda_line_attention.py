@@ -17,7 +17,7 @@ pytestmark = [
 DEVICE = "cuda"
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 LENGTHS = [1, 2, 16, 17, 33, 64, 65, 66, 129, 300, 513, 1500]
-SHAPES = [LineShape(8, 3, 1), LineShape(4, 3, 2)]
+SHAPES = [LineShape(8, 2, 1), LineShape(8, 3, 1), LineShape(4, 3, 2)]
 
 
 def step(lengths, heads, kv_heads, head_dim, dtype, block_size=16, kind=None):

@@ -32,8 +32,6 @@ struct Arguments {
     const i64* slots;        // [requests], where k and v go; -1: nowhere
     Stored* k_cache;         // [blocks][block size][KV heads][D]
     Stored* v_cache;
-    u16* k_scale;            // [blocks][block size][KV heads], KIND 1 and 2
-    u16* v_scale;
     u16* out;                // [requests][KV heads * GROUP][D]
     float* partial;          // Part [CTAs][2]
     int* arrivals;           // [requests][KV heads], zero
@@ -42,6 +40,10 @@ struct Arguments {
     i64 qkv_stride;
     int cos_stride, table_stride, kv_heads, block_log, window, requests, min_share;
     float scale;             // of the scores, times log2(e)
+#if KIND
+    u16* k_scale;            // [blocks][block size][KV heads]
+    u16* v_scale;
+#endif
 };
 
 #define SLICE 16
@@ -354,7 +356,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) line_attention(con
                     rotate(k);
                     float score = 0.f;
 #if KIND
-                    float values[KEY_PIECES][8];
+                    float values[KEY_PIECES][8], news[2 * VALUE_PIECES][8];
 #pragma unroll
                     for (int i = 0; i < KEY_PIECES; ++i)
 #pragma unroll
@@ -380,27 +382,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) line_attention(con
                     score += __shfl_xor_sync(~0u, score, 2);
                     best = score * p.scale;
                     total = t == 0 ? 1.f : 0.f;  // every lane counts its own columns
-                    float news[2 * VALUE_PIECES][8];
+#if KIND
 #pragma unroll
                     for (int i = 0; i < 2 * VALUE_PIECES; ++i) {
-                        const int column = 64 * (i / 2) + 16 * t + 8 * (i % 2);
-                        const u32x4 v = load_words(v_row + column);
-#if !KIND
-                        if (slot >= 0 && g == 0) *(u32x4*)(p.v_cache + to + column) = v;
-#endif
+                        const u32x4 v = load_words(v_row + 64 * (i / 2) + 16 * t + 8 * (i % 2));
 #pragma unroll
                         for (int j = 0; j < 8; ++j) news[i][j] = j & 1 ? high(v.w[j / 2]) : low(v.w[j / 2]);
                     }
-#if KIND
                     store_narrow(news, p.v_cache + to, p.v_scale + scale_at, slot >= 0 && g == 0, slot >= 0 && lane == 0,
                                  [&](int i) { return 64 * (i / 2) + 16 * t + 8 * (i % 2); });
-#endif
 #pragma unroll
                     for (int i = 0; i < VALUE_PIECES; ++i)
 #pragma unroll
                         for (int n = 0; n < 2; ++n)
 #pragma unroll
                             for (int j = 0; j < 8; ++j) mixed[i][j][n] = news[2 * i + n][j];
+#else
+#pragma unroll
+                    for (int i = 0; i < VALUE_PIECES; ++i)
+#pragma unroll
+                        for (int n = 0; n < 2; ++n) {
+                            const u32x4 v = load_words(v_row + 64 * i + 16 * t + 8 * n);
+                            if (slot >= 0 && g == 0) *(u32x4*)(p.v_cache + to + 64 * i + 16 * t + 8 * n) = v;
+#pragma unroll
+                            for (int j = 0; j < 8; ++j) mixed[i][j][n] = j & 1 ? high(v.w[j / 2]) : low(v.w[j / 2]);
+                        }
+#endif
                 }
             }
 

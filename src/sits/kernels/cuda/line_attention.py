@@ -23,7 +23,7 @@ class LineShape:
     """A launch shape: warps a CTA, slices of 16 tokens in flight a warp, CTAs a multiprocessor."""
 
     warps: int = 8
-    stages: int = 3
+    stages: int = 2
     blocks: int = 1
 
 
@@ -32,8 +32,8 @@ class _Arguments(ctypes.Structure):
         *(
             (name, ctypes.c_void_p)
             for name in (
-                "qkv", "cos_sin", "positions", "slots", "k_cache", "v_cache", "k_scale", "v_scale", "out", "partial",
-                "arrivals", "context_lens", "tables",
+                "qkv", "cos_sin", "positions", "slots", "k_cache", "v_cache", "out", "partial", "arrivals",
+                "context_lens", "tables",
             )
         ),
         ("qkv_stride", ctypes.c_longlong),
@@ -42,6 +42,8 @@ class _Arguments(ctypes.Structure):
             for name in ("cos_stride", "table_stride", "kv_heads", "block_log", "window", "requests", "min_share")
         ),
         ("scale", ctypes.c_float),
+        ("k_scale", ctypes.c_void_p),  # read only by kernels for 8-bit caches
+        ("v_scale", ctypes.c_void_p),
     )  # fmt: skip
 
 
@@ -132,17 +134,18 @@ def line_attention(
     shape = shape or LineShape()
     min_share = min_share or shape.warps
     out = torch.empty((requests, heads, head_dim), dtype=qkv.dtype, device=device)
+    multiprocessors = _multiprocessors(device)
     slices = kv_heads * sum(-(-length // SLICE) for length in batch.context_lens_host)
-    ctas = ctas_for(_multiprocessors(device), shape, slices, min_share)
+    ctas = ctas_for(multiprocessors, shape, slices, min_share) if slices else shape.blocks * multiprocessors
     counters = 1 << (requests * kv_heads - 1).bit_length()
     caches = [cache.data if isinstance(cache, ScaledCache) else cache for cache in (k_cache, v_cache)]
     scales = [cache.scale.data_ptr() if isinstance(cache, ScaledCache) else None for cache in (k_cache, v_cache)]
     arguments = _Arguments(
         qkv.data_ptr(), cos_sin.data_ptr(), batch.positions.data_ptr(), batch.slots.data_ptr(), caches[0].data_ptr(),
-        caches[1].data_ptr(), *scales, out.data_ptr(), _partial(device, ctas, group, head_dim).data_ptr(),
+        caches[1].data_ptr(), out.data_ptr(), _partial(device, ctas, group, head_dim).data_ptr(),
         _arrivals(device, counters).data_ptr(), batch.context_lens.data_ptr(), batch.block_tables.data_ptr(),
         qkv.stride(0), cos_sin.stride(0), batch.block_tables.stride(0), kv_heads, batch.block_size.bit_length() - 1,
-        window, requests, min_share, scale * LOG2E,
+        window, requests, min_share, scale * LOG2E, *scales,
     )  # fmt: skip
     kind = KINDS.get(k_cache.dtype, 0)
     kernel = _kernel(head_dim, group, qkv.dtype == torch.bfloat16, kind, shape)
