@@ -118,7 +118,8 @@ def table(path: Path, data: dict[str, Any], bars: dict[str, Any], earlier: dict[
     else:
         machine = f"driver {machine}"
     lines.append(f"{place}; {machine}; {software}; {data.get('date', '')}.")
-    lines += [f"File: `benchmarks/results/{path.name}`. Command: `{data.get('command', '-')}`.", ""]
+    note = f" {data['note']}" if isinstance(data.get("note"), str) else ""
+    lines += [f"File: `benchmarks/results/{path.name}`. Command: `{data.get('command', '-')}`.{note}", ""]
     lines.append("| case | unit | ours | peer, same run | earlier | bar | | GB/s | % of read peak |")
     lines.append("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for row in data["rows"]:
