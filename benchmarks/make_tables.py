@@ -93,7 +93,7 @@ def derived(
             86,
             "% less",
         )
-    ragged = rows.get("attention/decode/ragged/line8.2.1"), rows.get("attention/decode/ragged")
+    ragged = rows.get("attention/decode/ragged/line8.3.1"), rows.get("attention/decode/ragged")
     if ragged[0] and ragged[1] and ragged[1].get("peer"):
         add(
             "attention over the ragged mix, against the static block rule",

@@ -20,10 +20,13 @@ KINDS = {torch.int8: 1, torch.float8_e4m3fn: 2}  # of the stored values; 0: 16 b
 
 @dataclass(frozen=True)
 class LineShape:
-    """A launch shape: warps a CTA, slices of 16 tokens in flight a warp, CTAs a multiprocessor."""
+    """A launch shape: warps a CTA, slices of 16 tokens in flight a warp, CTAs a multiprocessor.
+
+    Two stages were timed 1 to 4 % faster than three, but only three were compared with float64 on a GPU so far.
+    """
 
     warps: int = 8
-    stages: int = 2
+    stages: int = 3
     blocks: int = 1
 
 
