@@ -26,6 +26,8 @@ from sits.models.loading.build import read_dense
 from sits.models.loading.linear_formats import planned_format
 from sits.models.teacher_forcing import teacher_forced_logits
 from sits.quant.convert import quantize
+from sits.quant.fp8 import Fp8Codes
+from sits.quant.fp8_linear import Fp8Weight
 from sits.quant.linear import DenseWeight
 from sits.quant.plan import PrecisionPlan
 from sits.quant.precision import parse_precision
@@ -50,6 +52,7 @@ QUESTIONS = [
     ("The first president of the United States was George", "Washington"),
     ("Romeo and", "Juliet"),
 ]
+FP8_PROMPTS = ", fp8 prompts"  # what int4_prefill=fp8 does to long prompts
 WEIGHTS = [f"int4-g{size}{suffix}" for size in (32, 64, 128) for suffix in ("", "-asym", "-float")]
 
 
@@ -91,6 +94,22 @@ def linear_format(precision: str, method: str):
     return rounded
 
 
+def through_fp8(inner):
+    """The linears of ``inner`` in the arithmetic of ``int4_prefill=fp8``: e4m3 activations with a scale per token,
+    INT4 weights made e4m3 under a power of two per row (the largest is at most 256, as on the device)."""
+
+    def rounded(spec, source, dtype, device):
+        dense = inner(spec, source, dtype, device)
+        if dense is None:
+            return None
+        weight = dense.dequantize().float()
+        largest = weight.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny)
+        scale = torch.exp2(torch.ceil(torch.log2(largest / 256)))
+        return Fp8Weight(Fp8Codes((weight / scale.unsqueeze(1)).to(torch.float8_e4m3fn), scale), dense.bias)
+
+    return rounded
+
+
 def evaluate(model, kv_dtype: str, pieces: dict[str, list[list[int]]], reference: dict[str, list[torch.Tensor]]):
     """Quality by text; fills ``reference`` when it is empty (the first model is the reference)."""
     first, result = not reference, {}
@@ -125,6 +144,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2048, help="tokens of each text")
     parser.add_argument("--weights", nargs="*", default=WEIGHTS)
     parser.add_argument("--methods", nargs="*", default=["rtn", "hqq"])
+    parser.add_argument(
+        "--cases", nargs="+", help="only these, put into the result that is there (same model and texts)"
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "quality.json")
     arguments = parser.parse_args()
 
@@ -135,13 +157,17 @@ def main() -> None:
     cases += [(f"{name} {m}", name, m, "float32", "auto") for name in arguments.weights for m in arguments.methods]
     cases = [case for case in cases if not (case[1] == "int4-g32-float" and case[2] == "hqq")]  # lossless already
     cases += [("int4-g32-float rtn, int8 kv", "int4-g32-float", "rtn", "float32", "int8")]
+    cases += [(f"{name} rtn{FP8_PROMPTS}", name, "rtn", "float32", "auto") for name in ("int4-g32-float", "int4-g32")]
+    if arguments.cases:  # the first case is the reference of all
+        cases = [case for number, case in enumerate(cases) if number == 0 or case[0] in arguments.cases]
 
     rows, reference, pieces, facts = [], {}, {}, {}
     for case, precision, method, dtype, kv_dtype in cases:
         started = time.perf_counter()
-        loaded = load_model(
-            arguments.model, dtype=dtype, device="cpu", linear_format=linear_format(precision, method)
-        )
+        wanted_format = linear_format(precision, method)
+        if case.endswith(FP8_PROMPTS):
+            wanted_format = through_fp8(wanted_format)
+        loaded = load_model(arguments.model, dtype=dtype, device="cpu", linear_format=wanted_format)
         load_s = time.perf_counter() - started
         if not pieces:
             ids = texts(arguments.shakespeare, loaded.tokenizer, arguments.tokens)
@@ -173,7 +199,7 @@ def main() -> None:
 
 
 def write(arguments, card, facts, rows) -> None:
-    """The rows so far, replacing the file at once."""
+    """The rows so far, replacing the file at once; with ``--cases`` among those it had."""
     result = {
         "name": "quality",
         "model": arguments.model,
@@ -187,6 +213,14 @@ def write(arguments, card, facts, rows) -> None:
         "questions": QUESTIONS,
         "rows": rows,
     }
+    if arguments.cases:
+        before = json.loads(arguments.out.read_text())
+        for key in ("model", "model_sha256", "texts"):
+            if before[key] != result[key]:
+                sys.exit(f"error: {arguments.out} is of another {key}")
+        fresh = {row["case"]: row | {"command": result["command"], "date": result["date"]} for row in rows[1:]}
+        kept = [fresh.pop(row["case"], row) for row in before["rows"]]
+        result = before | {"rows": kept + list(fresh.values())}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     partial = arguments.out.with_suffix(".partial")
     partial.write_text(json.dumps(result, indent=1) + "\n")
