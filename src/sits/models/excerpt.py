@@ -25,6 +25,5 @@ def representative_layers(model: LlamaModel) -> list[int]:
     """One layer of every kind (formats of its linears, sliding window), and the last one, which ends differently."""
     kinds: dict[object, int] = {}
     for index, layer in enumerate(model.layers):
-        linears = (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj)
-        kinds.setdefault((model.config.window(index), *((w.precision, w.kernel) for w in linears)), index)
+        kinds.setdefault((model.config.window(index), *((w.precision, w.kernel) for w in layer.linears())), index)
     return sorted({*kinds.values(), len(model.layers) - 1})

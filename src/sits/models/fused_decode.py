@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sits.kernels.attention_batch import AttentionBatch
+from sits.kernels.cuda.wgmma_linear import MAX_NORM_ROWS
 from sits.models.model import KVCache
 
 if TYPE_CHECKING:
     from sits.models.llama import LlamaModel
     from sits.quant.linear import LinearWeight
 
-MAX_ROWS = 512  # what the kernels' norm can hold
 GEMV_ROWS = 8  # up to here qkv is faster in the layout for few rows
 
 
@@ -34,13 +34,7 @@ class FusedDecoder:
 
     def __init__(self, model: LlamaModel):
         self.model = model
-        self._packed = [
-            tuple(
-                _layouts(weight)["wgmma"]
-                for weight in (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj)
-            )
-            for layer in model.layers
-        ]
+        self._packed = [tuple(_layouts(weight)["wgmma"] for weight in layer.linears()) for layer in model.layers]
         self._small_qkv = [_layouts(layer.qkv_proj).get("cuda") for layer in model.layers]
 
     @classmethod
@@ -56,17 +50,16 @@ class FusedDecoder:
         if model.device.type != "cuda" or model.ops.chosen.get("attention") != "triton":
             return "needs a CUDA device and the Triton attention"
         for layer in model.layers:
-            linears = (layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj)
-            if any("wgmma" not in _layouts(weight) or weight.kernel != "measured" for weight in linears):
+            if any("wgmma" not in _layouts(weight) or weight.kernel != "measured" for weight in layer.linears()):
                 return "not all linears of a layer are INT4 in the wgmma layout, or another kernel was asked for"
             if layer.gate_up_proj.bias is not None or not _layouts(layer.gate_up_proj)["wgmma"].interleaved:
                 return "gate_up has a bias, or its rows are not in eights"
         return None
 
     def accepts(self, batch: AttentionBatch, logits_rows: torch.Tensor) -> bool:
-        """Whether a step is one token for each of at most ``MAX_ROWS`` requests, all of which want logits."""
+        """Whether a step is one token for each of at most ``MAX_NORM_ROWS`` requests, all of which want logits."""
         rows = batch.num_decodes
-        return 0 < rows <= MAX_ROWS and batch.positions.shape[0] == rows == logits_rows.shape[0]
+        return 0 < rows <= MAX_NORM_ROWS and batch.positions.shape[0] == rows == logits_rows.shape[0]
 
     def forward(self, token_ids: torch.Tensor, batch: AttentionBatch, kv_cache: KVCache) -> torch.Tensor:
         """token_ids[M] -> float32 logits[M, vocab]; the same function as ``LlamaModel.forward``."""
@@ -103,9 +96,7 @@ class FusedDecoder:
                 next_gain=layer.post_norm, gained=gained, squares_out=sums,
             )  # fmt: skip
             squares = sums
-            wgmma_linear(
-                gate_up_weight, gained, activated, epilogue=SILU_MUL, squares_in=squares, eps=eps,
-            )  # fmt: skip
+            wgmma_linear(gate_up_weight, gained, activated, epilogue=SILU_MUL, squares_in=squares, eps=eps)
             wgmma_linear(
                 down_weight, activated, residual, epilogue=RESIDUAL, bias=layer.down_proj.bias,
                 next_gain=model.final_norm if index == last else model.layers[index + 1].input_norm,

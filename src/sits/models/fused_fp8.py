@@ -24,12 +24,7 @@ from sits.quant.fp8_linear import Fp8Weight
 from sits.quant.linear import LinearWeight
 
 if TYPE_CHECKING:
-    from sits.models.llama import DecoderLayer, LlamaModel
-
-
-def linears(layer: DecoderLayer) -> tuple[LinearWeight, ...]:
-    """The four of a layer."""
-    return layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj
+    from sits.models.llama import LlamaModel
 
 
 class FusedFp8:
@@ -46,7 +41,7 @@ class FusedFp8:
         """The fused forward of a model, or ``None`` where the plain path must serve."""
         if cls.refusal(model, int4_prompts):
             return None
-        fp8 = all(isinstance(weight, Fp8Weight) for layer in model.layers for weight in linears(layer))
+        fp8 = all(isinstance(weight, Fp8Weight) for layer in model.layers for weight in layer.linears())
         return cls(model, 0 if fp8 else int4_fp8.LEAST_ROWS)
 
     @staticmethod
@@ -56,7 +51,7 @@ class FusedFp8:
             return "switched off by SITS_FUSED_FP8=0"
         if model.device.type != "cuda":
             return "needs a CUDA device"
-        for weight in (weight for layer in model.layers for weight in linears(layer)):
+        for weight in (weight for layer in model.layers for weight in layer.linears()):
             fp8 = isinstance(weight, Fp8Weight) and weight.kernel != "reference"
             if not fp8 and not (int4_prompts and int4_fp8.layout_of(weight) is not None):
                 return "not all linears of a layer are FP8 on tensor cores"

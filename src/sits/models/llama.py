@@ -34,6 +34,10 @@ class DecoderLayer:
     gate_up_proj: LinearWeight
     down_proj: LinearWeight
 
+    def linears(self) -> tuple[LinearWeight, ...]:
+        """The four, in the order they run."""
+        return self.qkv_proj, self.o_proj, self.gate_up_proj, self.down_proj
+
 
 @dataclass(slots=True)
 class DecoderWeights:

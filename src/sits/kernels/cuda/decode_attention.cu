@@ -13,10 +13,7 @@
 // Compile-time: D (64 or 128), GROUP (query heads of a KV head, at most 8), SPLITS (1, 2, 4, 8), STAGES, BF16, WINDOW (there is a
 // sliding window), BLOCKS (CTAs a multiprocessor).
 
-#include "half.cuh"
-
-typedef long long i64;
-struct __align__(16) u32x4 { u32 w[4]; };
+#include "warp.cuh"
 
 struct Arguments {
     const u16* qkv;          // [requests][qkv_stride]: q heads, k heads, v heads
@@ -33,23 +30,6 @@ struct Arguments {
     float scale;             // of the scores, times log2(e)
     int early;               // let the next kernel start at once: there are multiprocessors that have no CTA of this one
 };
-
-#define INFINITY __int_as_float(0x7f800000)
-
-static __device__ __forceinline__ float power_of_two(float x) { float y; asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-
-// d += a b for the upper 8 rows; the lower 8 are empty.
-static __device__ __forceinline__ void mma(float (&d)[2], u32 a0, u32 a2, u32 b0, u32 b1) {
-    [[maybe_unused]] float rest0, rest1;
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." HALF "." HALF ".f32 {%0,%1,%2,%3}, {%4,%8,%5,%8}, {%6,%7}, {%0,%1,%9,%9};"
-                 : "+f"(d[0]), "+f"(d[1]), "=f"(rest0), "=f"(rest1)
-                 : "r"(a0), "r"(a2), "r"(b0), "r"(b1), "r"(0), "f"(0.f));
-}
-static __device__ __forceinline__ u32x4 load_shared(u32 at) {
-    u32x4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "r"(at) : "memory");
-    return v;
-}
 
 #define KEY_PIECES (D / 32)
 #define VALUE_PIECES (D / 64)
@@ -85,18 +65,16 @@ static __device__ __forceinline__ void request_tile(
         const int r = n * (32 / ROW_PIECES) + lane / ROW_PIECES;
         const bool there = base + r < end && base + r >= oldest;
         const size_t from = (there ? r : 0) * pitch + piece * 8;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                     ::"r"(to + key_place(r, piece)), "l"(keys + from), "r"(there ? 16 : 0) : "memory");
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                     ::"r"(to + TILE_BYTES + value_place(r, piece)), "l"(values + from), "r"(there ? 16 : 0) : "memory");
+        copy_async(to + key_place(r, piece), keys + from, there);
+        copy_async(to + TILE_BYTES + value_place(r, piece), values + from, there);
     }
 }
 
 #if SPLITS > 1
 #define CLUSTER __cluster_dims__(SPLITS, 1, 1)
 static __device__ __forceinline__ u32 in_first(const void* p) {  // the same place in the first CTA of the cluster
-    u32 local = (u32)__cvta_generic_to_shared(p), remote;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(remote) : "r"(local));
+    u32 remote;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(remote) : "r"(shared_address(p)));
     return remote;
 }
 static __device__ __forceinline__ void store_in_first(const void* p, float v) {
@@ -108,7 +86,7 @@ static __device__ __forceinline__ void store_in_first(const void* p, float v) {
 
 // grid (SPLITS, KV heads, requests), 128 threads.
 extern "C" __global__ void CLUSTER __launch_bounds__(128, BLOCKS) decode_attention(const __grid_constant__ Arguments p) {
-    extern __shared__ __align__(16) unsigned char raw[];
+    SHARED_MEMORY(raw);
     Shared& s = *(Shared*)raw;
     const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5, g = lane >> 2, t = lane & 3;
     const int split = blockIdx.x, head = blockIdx.y, request = blockIdx.z;
@@ -117,7 +95,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(128, BLOCKS) decode_attenti
 #if SPLITS > 1
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");  // all have started: waited for below
 #endif
-    if (p.early) asm volatile("griddepcontrol.launch_dependents;");
+    if (p.early) release_next();
     const int cached = length - 1, oldest = WINDOW ? max(length - p.window, 0) : 0;
     const int first_tile = oldest / 64, tiles = max((cached + 63) / 64 - first_tile, 0);
     const int begin = tiles * split / SPLITS, end = tiles * (split + 1) / SPLITS;
@@ -137,14 +115,14 @@ extern "C" __global__ void CLUSTER __launch_bounds__(128, BLOCKS) decode_attenti
         const int block = __shfl_sync(~0u, blocks, tile - begin & 31);
         return (((size_t)block << p.block_log) + (base_of(tile) & mask)) * pitch + (size_t)head * D;
     };
-    const u32 mine = (u32)__cvta_generic_to_shared(s.tiles[warp]);
+    const u32 mine = shared_address(s.tiles[warp]);
     auto request_next = [&](int tile, int stage) {  // an empty group when there is none left: groups are counted
         if (tile < end) {
             const size_t offset = offset_of(tile);
             request_tile(mine + stage * 2 * TILE_BYTES, p.k_cache + offset, p.v_cache + offset, base_of(tile), oldest, cached,
                          pitch, lane);
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        close_group();
     };
 #pragma unroll
     for (int n = 0; n < STAGES; ++n) request_next(begin + n, n);
@@ -162,7 +140,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(128, BLOCKS) decode_attenti
         if (lower) sine = float2{-sine.x, -sine.y};
     }
     const i64 slot = p.slots[request];
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    wait_previous();
 
     u32 own[PASSES], other[PASSES];
 #pragma unroll
@@ -217,7 +195,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(128, BLOCKS) decode_attenti
     for (int at = begin, stage = 0; at < end; ++at) {
         const int here = base_of(at);
         const u32 keys = mine + stage * 2 * TILE_BYTES, values = keys + TILE_BYTES;
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
+        wait_groups<STAGES - 1>();
         __syncwarp();
         if (here >= cached) break;  // the last tile, and none of it is this warp's
         float score[2][2] = {{0.f, 0.f}, {0.f, 0.f}};  // tokens 8 h + 2 t, + 1 of query head g
@@ -259,11 +237,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(128, BLOCKS) decode_attenti
             for (int j = 0; j < 8; ++j) {
                 mixed[i][j][0] *= fade;
                 mixed[i][j][1] *= fade;
-                u32 b0, b1;  // two tokens side by side
-                const u32 select = j & 1 ? 0x7632 : 0x5410;
-                asm("prmt.b32 %0, %1, %2, %3;" : "=r"(b0) : "r"(v[0].w[j / 2]), "r"(v[1].w[j / 2]), "r"(select));
-                asm("prmt.b32 %0, %1, %2, %3;" : "=r"(b1) : "r"(v[2].w[j / 2]), "r"(v[3].w[j / 2]), "r"(select));
-                mma(mixed[i][j], a0, a2, b0, b1);
+                mma(mixed[i][j], a0, a2, side_by_side(v[0].w[j / 2], v[1].w[j / 2], j & 1),
+                    side_by_side(v[2].w[j / 2], v[3].w[j / 2], j & 1));
             }
         }
         __syncwarp();
@@ -271,10 +246,10 @@ extern "C" __global__ void CLUSTER __launch_bounds__(128, BLOCKS) decode_attenti
         request_next(at + STAGES, stage);
         if (++stage == STAGES) stage = 0;
     }
-    if (!p.early) asm volatile("griddepcontrol.launch_dependents;");
+    if (!p.early) release_next();
 
     // Add up: the warps of the CTA, then the CTAs of the cluster. A warp without a token has best = -inf and weight 0.
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    wait_groups<0>();
     __syncthreads();
     Merge& merge = *(Merge*)raw;
     total += __shfl_xor_sync(~0u, total, 1);

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from sits.kernels.cuda.int4_layout import PackedInt4
-from sits.kernels.cuda.module import Kernel
+from sits.kernels.cuda.module import Kernel, address
 
 MAX_BATCH = 16  # rows of x; more would need x staged in shared memory
 
@@ -59,14 +59,10 @@ def _kernel(
     x_rows = 8 if batch_tiles > 1 else 1 << (batch - 1).bit_length()
     defines = {
         "BF16": int(bf16), "MT": batch_tiles, "XROWS": x_rows, "RT": shape.row_tiles,
-        "WARPS": shape.warps, "STAGES": shape.stages, "HAS_MIN": int(minimum), 
+        "WARPS": shape.warps, "STAGES": shape.stages, "HAS_MIN": int(minimum),
         "NORM": int(norm), "MIN_BLOCKS": shape.blocks, "FULL_K": int(full), "INTERLEAVED": int(interleaved),
     }  # fmt: skip
     return Kernel("decode_linear.cu", "decode_linear", defines)
-
-
-def _address(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
 
 
 def decode_linear(
@@ -98,8 +94,8 @@ def decode_linear(
         weight.interleaved,
     )
     arguments = _Arguments(
-        _address(weight.codes), _address(weight.scales), _address(weight.minimums), _address(x), _address(y),
-        _address(bias), _address(squares_in), squares_in.shape[1] if squares_in is not None else 0, eps,
+        address(weight.codes), address(weight.scales), address(weight.minimums), address(x), address(y),
+        address(bias), address(squares_in), squares_in.shape[1] if squares_in is not None else 0, eps,
         weight.multiplier, batch, weight.rows, weight.columns,
     )  # fmt: skip
     kernel.launch((-(-weight.rows // (16 * shape.row_tiles)), 1, 1), shape.warps * 32, arguments, overlap)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from sits.kernels.attention_batch import AttentionBatch
-from sits.kernels.cuda.module import Kernel, is_available
+from sits.kernels.cuda.module import Kernel, is_available, multiprocessors
 from sits.kernels.kv_cache import CacheTensor, ScaledCache
 
 LOG2E = 1.4426950408889634
@@ -102,11 +102,6 @@ def _arrivals(device: torch.device, count: int) -> torch.Tensor:
     return torch.zeros(count, dtype=torch.int32, device=device)
 
 
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def ctas_for(multiprocessors: int, shape: LineShape, slices: int, min_share: int) -> int:
     """CTAs to launch: what the device holds at once, no more than have work for the longest contexts expected."""
     return max(1, min(shape.blocks * multiprocessors, -(-slices // min_share)))
@@ -137,9 +132,9 @@ def line_attention(
     shape = shape or LineShape()
     min_share = min_share or shape.warps
     out = torch.empty((requests, heads, head_dim), dtype=qkv.dtype, device=device)
-    multiprocessors = _multiprocessors(device)
+    count = multiprocessors(device)
     slices = kv_heads * sum(-(-length // SLICE) for length in batch.context_lens_host)
-    ctas = ctas_for(multiprocessors, shape, slices, min_share) if slices else shape.blocks * multiprocessors
+    ctas = ctas_for(count, shape, slices, min_share) if slices else shape.blocks * count
     counters = 1 << (requests * kv_heads - 1).bit_length()
     caches = [cache.data if isinstance(cache, ScaledCache) else cache for cache in (k_cache, v_cache)]
     scales = [cache.scale.data_ptr() if isinstance(cache, ScaledCache) else None for cache in (k_cache, v_cache)]

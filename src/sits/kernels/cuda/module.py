@@ -130,11 +130,16 @@ class Kernel:
 
 
 @functools.cache
-def multiprocessors(device: int) -> int:
-    """Multiprocessors of a CUDA device."""
+def multiprocessors(device: Any) -> int:
+    """Multiprocessors of a CUDA ``torch.device``."""
     import torch
 
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def address(tensor: Any) -> int | None:
+    """A tensor's address for an argument structure; a null pointer for ``None``."""
+    return None if tensor is None else tensor.data_ptr()
 
 
 def tensor_map(matrix: Any, box_rows: int, box_chunks: int) -> Any:

@@ -8,7 +8,7 @@ import os
 
 import torch
 
-from sits.kernels.cuda.module import Kernel, is_available
+from sits.kernels.cuda.module import Kernel, address, is_available
 
 _HALF = (torch.bfloat16, torch.float16)
 _CHUNK = 8  # values of a 16-byte load
@@ -59,7 +59,7 @@ def _launch(
     eps: float,
 ) -> None:
     tensors = (x, residual, gain, out, summed, scale)
-    pointers = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
+    pointers = map(address, tensors)
     strides = x.stride(0), 0 if residual is None else residual.stride(0)
     kernel.launch((x.shape[0], 1, 1), threads, _Arguments(*pointers, eps, *strides), overlap=_overlap())
 

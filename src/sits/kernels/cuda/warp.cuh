@@ -1,4 +1,4 @@
-// What a warp of line_attention.cu asks of the machine, one instruction each. No CUDA headers: NVRTC needs no include path then.
+// What a warp of the attention kernels asks of the machine, one instruction each. No CUDA headers: NVRTC needs no include path then.
 #pragma once
 #include "half.cuh"
 

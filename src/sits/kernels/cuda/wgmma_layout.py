@@ -26,6 +26,11 @@ CODE_BYTES = 2048
 SCALE_BYTES = 256
 
 
+def block_bytes(symmetric: bool) -> int:
+    """Of a block: codes and scales, and the minimums of weights that are not symmetric."""
+    return CODE_BYTES + SCALE_BYTES * (1 if symmetric else 2)
+
+
 @dataclass(frozen=True)
 class WgmmaInt4:
     """INT4 weight in blocks; ``rows`` and ``columns`` are the unpadded N and K."""
@@ -87,7 +92,7 @@ def pack(
         minimum = None if minimum is None else interleave_gate_up(*minimum.chunk(2))
     factor = _row_factor(scale, minimum)
     tiles, chunks = -(-rows // 64), -(-columns // 256) * 4
-    size = CODE_BYTES + SCALE_BYTES * (1 if minimum is None else 2)
+    size = block_bytes(minimum is None)
     blocks = torch.empty(tiles, chunks, size, dtype=torch.uint8, device=q.device)
     step = 256  # row tiles at a time: the reordered codes are twice the words
     for first in range(0, tiles, step):

@@ -1,9 +1,8 @@
 // Linear layer for batches of 8 to some hundred rows: y[m, n] = sum_k W[n, k] * x[m, k], W in 4 bits, on Hopper's wgmma.
 //
 // The product is computed transposed: 64 weight rows are the M side of an instruction, NT batch rows its N side. A weight goes
-// from shared memory to registers, becomes a 16-bit float there (exact minus 8 or minus 1024, then one rounded product with
-// its group's scale, which is what dequantising to that type gives) and is the A operand; x is the B operand in shared
-// memory. Sums are float32.
+// from shared memory to registers, becomes a 16-bit float there (`dequantise`: rounded once, which is what dequantising to that
+// type gives) and is the A operand; x is the B operand in shared memory. Sums are float32.
 //
 // A CTA owns GR row tiles of 64. Its consumer warpgroups are GR x GK: GK of them take stages of KC chunks of 64 k in turn, each
 // with its own partial sums, added up through shared memory at the end. CK CTAs of a cluster split K further and exchange partial
@@ -56,7 +55,6 @@ struct Arguments {
 #define EXCHANGE_BYTES (GK > 1 ? REMOTE_AT + REMOTE_BYTES : LARGER(REMOTE_BYTES, STAGING_BYTES))  // for each row tile
 #define CONSUMERS (WGS * 128)
 #define THREADS (CONSUMERS + (SET_REGISTERS ? 128 : 64))  // setmaxnreg counts in warpgroups
-#define MOST_ROWS 512                                     // that NORM can hold
 #if CK > 1
 #define CLUSTER __cluster_dims__(CK, 1, 1)
 #else

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from sits.kernels.cuda.module import Kernel, multiprocessors, tensor_map
-from sits.kernels.cuda.wgmma_layout import WgmmaInt4
+from sits.kernels.cuda.module import Kernel, address, multiprocessors, tensor_map
+from sits.kernels.cuda.wgmma_layout import WgmmaInt4, block_bytes
 
 PLAIN, RESIDUAL, SILU_MUL = 0, 1, 2
-MAX_NORM_ROWS = 512
+MAX_NORM_ROWS = 512  # rows whose norms fit into what ``shared_bytes`` sets aside for them
 SHARED_TOTAL = 228 * 1024  # of a multiprocessor; a CTA takes 1 KiB more than it asks for
 
 
@@ -70,7 +70,7 @@ class WgmmaShape:
         staging, local = own * 8 * 144, (self.k_groups - 1) * 64 * self.columns * 4
         remote = (self.k_split - 1) * 64 * own * 8 * 4
         exchange = max(local, staging) + remote if self.k_groups > 1 else max(remote, staging)
-        stage = self.chunks * (self.columns * 128 + self.row_groups * (2304 if symmetric else 2560)) + 16
+        stage = self.chunks * (self.columns * 128 + self.row_groups * block_bytes(symmetric)) + 16
         return 1024 + self.stages * stage + self.row_groups * (exchange + 16) + MAX_NORM_ROWS * 4
 
 
@@ -82,9 +82,7 @@ LARGE_SPLITS = (((2, 2, 2), 1.0), ((2, 2, 1), 0.9), ((1, 4, 2), 1.45), ((1, 4, 1
 
 
 @functools.cache
-def default_shape(
-    batch: int, rows: int, columns: int, symmetric: bool = True, multiprocessors: int = 132
-) -> WgmmaShape:
+def default_shape(batch: int, rows: int, symmetric: bool = True, multiprocessors: int = 132) -> WgmmaShape:
     """Shape by rule: the split of the work that keeps most multiprocessors busy in its last round.
 
     A round is a tile on each of them; its cost is the share of a row tile's K that a CTA does, times its row tiles.
@@ -179,10 +177,6 @@ def _kernel(
     return kernel, kernel.resident_clusters(shape.k_split, shape.threads)
 
 
-def _address(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
 def wgmma_linear(
     weight: WgmmaInt4,
     x: torch.Tensor,
@@ -208,9 +202,7 @@ def wgmma_linear(
     """
     batch = x.shape[0]
     if shape is None:
-        shape = default_shape(
-            batch, weight.rows, weight.columns, weight.symmetric, multiprocessors(x.device.index or 0)
-        )
+        shape = default_shape(batch, weight.rows, weight.symmetric, multiprocessors(x.device))
     plain_order = weight.interleaved and epilogue == PLAIN
     kernel, clusters = _kernel(
         shape, x.dtype == torch.bfloat16, not weight.symmetric, epilogue, squares_in is not None, plain_order
@@ -219,9 +211,9 @@ def wgmma_linear(
     units = -(-square_parts(weight.rows) // shape.row_groups) * -(-batch // shape.columns)
     arguments = _Arguments(
         tensor_map(x, shape.columns, shape.chunks),
-        weight.blocks.data_ptr(), weight.row_factor.data_ptr(), _address(y), _address(bias), _address(next_gain),
-        _address(gained),
-        _address(squares_out), _address(squares_in), squares_in.shape[1] if squares_in is not None else 0, eps,
+        weight.blocks.data_ptr(), weight.row_factor.data_ptr(), address(y), address(bias), address(next_gain),
+        address(gained),
+        address(squares_out), address(squares_in), squares_in.shape[1] if squares_in is not None else 0, eps,
         batch, weight.rows, weight.columns,
     )  # fmt: skip
     kernel.launch((min(units, clusters) * shape.k_split, 1, 1), shape.threads, arguments, overlap)

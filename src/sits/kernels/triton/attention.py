@@ -11,6 +11,7 @@ import torch
 import triton
 
 from sits.kernels.attention_batch import AttentionBatch
+from sits.kernels.cuda.module import multiprocessors
 from sits.kernels.kv_cache import CacheTensor, ScaledCache
 from sits.kernels.registry import register
 from sits.kernels.triton.decode_attention import LOG2E, combine_kernel, decode_kernel
@@ -18,9 +19,8 @@ from sits.kernels.triton.launch import pdl_options
 from sits.kernels.triton.prefill_attention import prefill_attention
 
 
-@cache
 def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+    return multiprocessors(device) if device.type == "cuda" else 4  # on a CPU the interpreter runs them in turn
 
 
 @cache
