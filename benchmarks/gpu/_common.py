@@ -6,6 +6,7 @@ import argparse
 import datetime
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -90,6 +91,15 @@ def read_peak_gbps() -> float:
     return best
 
 
+def recorded_command(arguments: Sequence[str]) -> str:
+    """The command a result file names: ``arguments`` without ``--out FOLDER``, which is a place on one machine."""
+    kept = list(arguments)
+    while "--out" in kept:
+        at = kept.index("--out")
+        del kept[at : at + 2]
+    return shlex.join(["python", *(word for word in kept if not word.startswith("--out="))])
+
+
 class Report:
     """Collects rows, prints each as it comes, writes the JSON at the end."""
 
@@ -141,7 +151,7 @@ class Report:
             "card": torch.cuda.get_device_name(),
             "driver": driver_version(),
             "versions": versions(),
-            "command": " ".join(["python", *sys.argv]),
+            "command": recorded_command(sys.argv),
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "read_peak_gbps": self.read_peak,
             "rows": self.rows,
