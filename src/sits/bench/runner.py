@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Coroutine, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from sits.bench.client import Client, RequestSpec
 from sits.bench.collector import calm_collector
 from sits.bench.load import LiveState, Load, RunOptions
 from sits.bench.outcome import PointOutcome, leave_out_early, unfinished
 from sits.bench.rounds import Rounds
+from sits.bench.tasks import Tasks
 from sits.bench.timer import PreciseTimer
 from sits.bench.workload import Workload
 from sits.spec.records import CANCELLED, ERROR, OK, TIMEOUT, RequestRecord
@@ -72,7 +72,7 @@ class PointRunner:
         self._over = False
         self._window_start = 0  # duration mode: measured requests due before it belong to dropped rounds
         self._cut_status = CANCELLED
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self._fail)
 
     async def run(self) -> PointOutcome:
         """Carry out the load level. Never raises for failed requests; a stop leaves a partial outcome."""
@@ -87,21 +87,17 @@ class PointRunner:
         try:
             with calm_collector():
                 started = time.monotonic_ns()  # after the collection, which takes tens of ms
-                self._spawn(self._watch_stop())
+                self._tasks.spawn(self._watch_stop())
                 if load.mode == "closed":
                     self._start_callers()
                 else:
-                    self._spawn(self._send_on_schedule(started))
+                    self._tasks.spawn(self._send_on_schedule(started))
                     if load.mode == "open" and load.duration_s is not None:
-                        self._spawn(self._keep_time(started))
+                        self._tasks.spawn(self._keep_time(started))
                 await self._ended
         finally:
             self._over = True
-            while self._tasks:
-                tasks = list(self._tasks)
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks, timeout=5)
+            await self._tasks.cancel()
             self._timer.close()
         window = None if load.duration_s is None else self._window_start
         left_out = leave_out_early(self.records, self.rounds, window)
@@ -118,7 +114,7 @@ class PointRunner:
         ramp = callers if self.options.ramp and callers > 1 and enough else 0
         self.live.stage = "ramp" if ramp else "measure"
         for number in range(callers):
-            self._spawn(self._caller(number, ramp))
+            self._tasks.spawn(self._caller(number, ramp))
 
     async def _caller(self, number: int, ramp: int) -> None:
         if ramp:
@@ -162,7 +158,7 @@ class PointRunner:
             if not self._sending:
                 return
             self._begin_unit()
-            self._spawn(self._unit(self.workload.request(self._index - 1), due))
+            self._tasks.spawn(self._unit(self.workload.request(self._index - 1), due))
             if self.rounds.requests is not None and self._taken >= self.rounds.requests:
                 break
         self._stop_sending()
@@ -173,7 +169,7 @@ class PointRunner:
         if self._taken == 0 and self.load.mode == "closed":
             self.live.stage = "measure"
             if self.load.duration_s is not None:  # time starts with the first measured request
-                self._spawn(self._keep_time(time.monotonic_ns()))
+                self._tasks.spawn(self._keep_time(time.monotonic_ns()))
         self._taken += 1
         self._index += 1
         self._units += 1
@@ -265,7 +261,7 @@ class PointRunner:
         if self._sending:
             self._sending = False
             self.live.stage = "drain"
-            self._spawn(self._limit_drain())
+            self._tasks.spawn(self._limit_drain())
             self._tell_callers()
         self._finish_if_idle()
 
@@ -293,13 +289,7 @@ class PointRunner:
         if not waiting.done():
             waiting.set_result(None)
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_ended)
-
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        # A fault of our own (a workload that raises, a bug) must surface, not hang the run.
-        if not task.cancelled() and (error := task.exception()) is not None and not self._ended.done():
+    def _fail(self, error: BaseException) -> None:
+        """A fault of our own (a workload that raises, a bug) must surface, not hang the run."""
+        if not self._ended.done():
             self._ended.set_exception(error)
