@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sits.kernels.testing import paged_batch
+from sits.models.fused_decode import FusedDecoder
 from sits.models.fused_fp8 import FusedFp8
 from sits.models.loading import load_model
 from sits.quant.kv import allocate_kv_cache
@@ -44,6 +45,25 @@ def test_same_logits_as_the_plain_forward(kv_dtype, monkeypatch):
         assert a.shape == b.shape == (len(PROMPTS), model.config.vocab_size)
         assert a.isfinite().all()
         assert torch.equal(a, b)
+
+
+def test_replacing_every_linear_searches_the_layers_for_a_fused_forward_once(monkeypatch):
+    model = load_model("synthetic:tiny", device="cpu", quantization="fp8").model
+    assert model.fused_fp8 is None
+    searched = []
+    for kind in (FusedFp8, FusedDecoder):
+        monkeypatch.setattr(kind, "refusal", lambda *_, kind=kind: searched.append(kind))
+        monkeypatch.setattr(kind, "__init__", lambda self, model, *_: setattr(self, "model", model))
+    for name, weight in list(model.linears()):
+        model.set_linear(name, weight)
+    assert searched == []
+    for _ in range(2):
+        assert isinstance(model.fused_fp8, FusedFp8)  # not what was found before the linears changed
+        assert isinstance(model.fused_decoder, FusedDecoder)
+    assert searched == [FusedFp8, FusedDecoder]
+    model.set_int4_prefill("fp8")
+    assert isinstance(model.fused_fp8, FusedFp8)
+    assert searched[2:] == [FusedFp8]
 
 
 def test_what_cannot_be_fused_says_why():

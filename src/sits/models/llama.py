@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -67,9 +68,22 @@ class LlamaModel:
         self.max_context = min(max_context or config.max_position, config.max_position)
         self.cos_sin = cos_sin_table(config, self.max_context, self.device)
         self.ops = LayerOps(self.device.type, dtype=dtype, head_dim=config.head_dim)
-        self.fused_decoder = FusedDecoder.build(self)
         self.int4_prompts_at_fp8 = int4_fp8.asked_for()
-        self.fused_fp8 = FusedFp8.build(self, self.int4_prompts_at_fp8)
+
+    @cached_property
+    def fused_decoder(self) -> FusedDecoder | None:
+        """The forward of decode steps, where the weights allow one. Found when it is first wanted, not at every
+        change of a linear: each search goes through all layers."""
+        return FusedDecoder.build(self)
+
+    @cached_property
+    def fused_fp8(self) -> FusedFp8 | None:
+        """The forward in e4m3, where the weights allow one; found like ``fused_decoder``."""
+        return FusedFp8.build(self, self.int4_prompts_at_fp8)
+
+    def _forget_fused(self) -> None:
+        for name in ("fused_decoder", "fused_fp8"):
+            self.__dict__.pop(name, None)
 
     def linears(self) -> Iterator[tuple[str, LinearWeight]]:
         """(name, weight) of every linear, e.g. ``layers.3.qkv_proj``, ``lm_head``."""
@@ -85,13 +99,12 @@ class LlamaModel:
         else:
             _, index, attribute = name.split(".")
             setattr(self.layers[int(index)], attribute, weight)
-        self.fused_decoder = FusedDecoder.build(self)
-        self.fused_fp8 = FusedFp8.build(self, self.int4_prompts_at_fp8)
+        self._forget_fused()
 
     def set_int4_prefill(self, mode: str) -> None:
         """``fp8``: long prompts through INT4 weights in W8A8 arithmetic, faster but rounded; ``exact``: 16 bits."""
         self.int4_prompts_at_fp8 = mode == "fp8"
-        self.fused_fp8 = FusedFp8.build(self, self.int4_prompts_at_fp8)
+        self._forget_fused()
 
     def prepare_for_batch(self, rows: int) -> None:
         """Tell every linear that steps of up to ``rows`` decoding requests will come."""
