@@ -90,13 +90,13 @@ def build_core(model: CausalModel, options: EngineOptions, max_context: int) -> 
     from sits.engine.runner import Runner
 
     on_cpu = model.device.type == "cpu"
-    if options.int4_prefill == "fp8" and hasattr(model, "set_int4_prefill"):
-        model.set_int4_prefill("fp8")
     sizes = runner_config(options, model.device.type, max_context)
+    notes: list[str] = []
+    if options.int4_prefill == "fp8" and (reason := _no_fp8_prompts_because(model, sizes.max_step_tokens)):
+        notes.append(f"int4_prefill=fp8 has no effect: {reason}")
     runner = Runner(model, sizes)
     max_model_len = sizes.max_model_len
     pool = BlockPool(runner.num_blocks, options.block_size, prefix_caching=options.prefix_caching)
-    notes: list[str] = []
     room = pool.capacity * options.block_size
     if room < max_model_len:
         notes.append(f"context limited to {room} of {max_model_len} tokens: the KV cache holds no more")
@@ -113,6 +113,20 @@ def build_core(model: CausalModel, options: EngineOptions, max_context: int) -> 
     )
     scheduler = Scheduler(config, pool, log, budget=options.budget, order=options.order, victims=options.victims)
     return EngineCore(scheduler, runner, log, overlap=sizes.overlap), notes
+
+
+def _no_fp8_prompts_because(model: CausalModel, max_step_tokens: int) -> str | None:
+    """Ask the model for long prompts in FP8 arithmetic. Returns why none will be, ``None`` if some will."""
+    from sits.kernels.int4_fp8 import LEAST_ROWS
+
+    choose = getattr(model, "set_int4_prefill", None)
+    if choose is None:
+        return "this model has no such forward"
+    if (refusal := choose("fp8")) is not None:
+        return str(refusal)
+    if max_step_tokens < LEAST_ROWS:
+        return f"it begins at steps of {LEAST_ROWS} tokens, and max_step_tokens is {max_step_tokens}"
+    return None
 
 
 def engine_gauges(core: EngineCore[Any]) -> dict[str, float]:

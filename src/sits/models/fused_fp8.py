@@ -54,7 +54,8 @@ class FusedFp8:
         for weight in (weight for layer in model.layers for weight in layer.linears()):
             fp8 = isinstance(weight, Fp8Weight) and weight.kernel != "reference"
             if not fp8 and not (int4_prompts and int4_fp8.layout_of(weight) is not None):
-                return "not all linears of a layer are FP8 on tensor cores"
+                also = ", or INT4 in a layout that can be made FP8" if int4_prompts else ""
+                return f"not all linears of a layer are FP8 on tensor cores{also}"
         return None
 
     def accepts(self, tokens: int) -> bool:

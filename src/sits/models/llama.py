@@ -101,10 +101,14 @@ class LlamaModel:
             setattr(self.layers[int(index)], attribute, weight)
         self._forget_fused()
 
-    def set_int4_prefill(self, mode: str) -> None:
-        """``fp8``: long prompts through INT4 weights in W8A8 arithmetic, faster but rounded; ``exact``: 16 bits."""
+    def set_int4_prefill(self, mode: str) -> str | None:
+        """``fp8``: long prompts through INT4 weights in W8A8 arithmetic, faster but rounded; ``exact``: 16 bits.
+
+        Returns why this model cannot do what was asked, ``None`` when it can.
+        """
         self.int4_prompts_at_fp8 = mode == "fp8"
         self._forget_fused()
+        return FusedFp8.refusal(self, True) if self.int4_prompts_at_fp8 else None
 
     def prepare_for_batch(self, rows: int) -> None:
         """Tell every linear that steps of up to ``rows`` decoding requests will come."""
