@@ -18,7 +18,9 @@ def excerpt(model: LlamaModel, layers: Sequence[int]) -> LlamaModel:
     )
     chosen = [model.layers[index] for index in layers]
     weights = DecoderWeights(model.embedding, chosen, model.final_norm, model.lm_head)
-    return LlamaModel(short, weights, model.dtype, model.max_context)
+    part = LlamaModel(short, weights, model.dtype, model.max_context)
+    part.int4_prompts_at_fp8 = model.int4_prompts_at_fp8  # it decides what a step needs of memory
+    return part
 
 
 def representative_layers(model: LlamaModel) -> list[int]:

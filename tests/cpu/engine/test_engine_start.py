@@ -44,6 +44,13 @@ def test_an_excerpt_of_all_layers_is_the_model():
     assert not torch.allclose(swapped, teacher_forced_logits(model, ids))
 
 
+def test_an_excerpt_computes_prompts_as_the_model_was_told():
+    model = tiny()
+    assert not excerpt(model, [0]).int4_prompts_at_fp8
+    model.set_int4_prefill("fp8")
+    assert excerpt(model, [0]).int4_prompts_at_fp8
+
+
 def test_representative_layers_are_one_of_each_kind_and_the_last():
     config = dataclasses.replace(preset_config("tiny"), layers=5, windows=(0, 8, 0, 8, 0))
     model = tiny(config=config)
