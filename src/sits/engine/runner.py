@@ -18,7 +18,7 @@ from sits.engine.host_values import to_device
 from sits.engine.kv_sizing import choose_block_count
 from sits.engine.previous_tokens import fill_in
 from sits.engine.running_step import CudaStep, FinishedStep
-from sits.engine.sampler import Sampled, Sampler, choose_greedy
+from sits.engine.sampler import Sampled, Sampler
 from sits.engine.step import StepBuilder, StepShape, StepTensors, view_step
 from sits.engine.step_batch import StepBatch
 from sits.engine.stopping import blocks_for
@@ -133,10 +133,7 @@ class Runner:
         if not rows:
             return None
         requests = batch.requests if batch.only_decodes else [batch.requests[row] for row in batch.sample_rows]
-        if all(request.plain_greedy for request in requests):
-            sampled = Sampled(choose_greedy(logits) if greedy is None else greedy)
-        else:
-            sampled = self._sampler.sample(logits, requests, batch.output_indices)
+        sampled = self._sampler.sample(logits, requests, batch.output_indices, greedy)
         if self.config.overlap and sampled.tokens is not greedy:
             self._chosen[:rows].copy_(sampled.tokens)
         return sampled

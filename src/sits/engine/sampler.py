@@ -61,14 +61,19 @@ class Sampler:
         self._penalties: PenaltyTables | None = None
 
     def sample(
-        self, logits: torch.Tensor, requests: list[Request], output_indices: list[int] | None = None
+        self,
+        logits: torch.Tensor,
+        requests: list[Request],
+        output_indices: list[int] | None = None,
+        greedy: torch.Tensor | None = None,
     ) -> Sampled:
         """logits[R, V] float32, one row for each request. May write into ``logits``.
 
         ``output_indices``: how many output tokens each request has before this one; by default those it knows.
+        ``greedy[R]``: the most likely tokens, where a captured graph has chosen them already.
         """
         if all(request.plain_greedy for request in requests):
-            return Sampled(choose_greedy(logits))
+            return Sampled(choose_greedy(logits) if greedy is None else greedy)
         params = [request.params for request in requests]
         if output_indices is None:
             output_indices = [request.output_tokens for request in requests]

@@ -134,6 +134,16 @@ def test_greedy_rows_that_are_not_finite_get_minus_one(value):
     )
 
 
+def test_tokens_a_graph_has_chosen_are_taken_only_where_nothing_else_is_asked():
+    logits = torch.arange(8.0).expand(2, 8).clone()
+    sampler, chosen = Sampler(8, 2, torch.device("cpu")), torch.tensor([3, 4])
+    plain = make_requests(2, SamplingParams())
+    assert sampler.sample(logits, plain, greedy=chosen).tokens is chosen
+    assert sampler.sample(logits, plain).tokens.tolist() == [7, 7]
+    mixed = [plain[0], *make_requests(1, SamplingParams(logprobs=1))]
+    assert sampler.sample(logits, mixed, greedy=chosen).tokens.tolist() == [7, 7]
+
+
 def test_penalties_follow_their_definition_step_by_step():
     params = SamplingParams(repetition_penalty=1.5, presence_penalty=0.7, frequency_penalty=0.4)
     generator = torch.Generator().manual_seed(5)
