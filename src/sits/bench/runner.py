@@ -12,13 +12,13 @@ import time
 from collections.abc import Iterator
 
 from sits.bench.client import Client, RequestSpec
-from sits.bench.collector import calm_collector
 from sits.bench.load import LiveState, Load, RunOptions
 from sits.bench.outcome import PointOutcome, leave_out_early, unfinished
 from sits.bench.rounds import Rounds
 from sits.bench.tasks import Tasks
 from sits.bench.timer import PreciseTimer
 from sits.bench.workload import Workload
+from sits.garbage import calm_collector
 from sits.spec.records import CANCELLED, ERROR, OK, TIMEOUT, RequestRecord
 
 _BACK_OFF_AFTER = 8

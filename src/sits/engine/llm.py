@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
 import queue
 from collections.abc import AsyncIterator, Sequence
@@ -18,6 +17,7 @@ from sits.engine.sampling_params import SamplingParams
 from sits.engine.streaming import StreamReader
 from sits.engine.worker import EngineWorker
 from sits.errors import InputError, SitsError
+from sits.garbage import FrozenHeap
 
 Prompt = str | Sequence[int]
 Messages = Sequence[dict[str, Any]]
@@ -30,6 +30,8 @@ class LLM:
     ``synthetic:<preset>``. Every other argument is a field of :class:`EngineOptions`. Raises ``InputError`` for
     anything that cannot work.
     """
+
+    _heap: FrozenHeap | None = None
 
     def __init__(self, model: str, *, options: EngineOptions | None = None, **settings: Any):
         from sits.engine.rehearsal import Rehearsal
@@ -69,10 +71,9 @@ class LLM:
         self.vocab_size: int = model.config.vocab_size
         self._eos_ids = frozenset(model.config.eos_ids) | frozenset(getattr(tokenizer, "eos_ids", ()))
         self._numbers = itertools.count()
-        if model.device.type == "cuda":  # or the collector walks all that has been loaded in the middle of a step
-            gc.collect()
-            gc.freeze()
         self.worker = EngineWorker(self.core)
+        if model.device.type == "cuda":  # or the collector walks all that has been loaded in the middle of a step
+            self._heap = FrozenHeap()
 
     # Synchronous.
 
@@ -206,7 +207,8 @@ class LLM:
         """Cancel what still runs and stop the engine. Safe to call twice."""
         if hasattr(self, "worker"):
             self.worker.close()
-            gc.unfreeze()
+        if self._heap is not None:
+            self._heap.release()
 
     def __enter__(self) -> LLM:
         return self

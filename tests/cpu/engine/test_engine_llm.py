@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 
@@ -11,6 +12,7 @@ import torch
 
 from sits.engine.sampling_params import SamplingParams
 from sits.errors import InputError, SitsError
+from sits.garbage import FrozenHeap
 
 
 def test_streamed_pieces_are_the_generated_text(make_llm):
@@ -53,6 +55,17 @@ def test_leaving_a_stream_cancels_it(make_llm):
     assert gauges["finished_cancelled"] == 1
     assert gauges["kv_blocks_used"] == 0
     assert gauges["output_tokens"] < 100
+
+
+def test_closing_a_cpu_engine_thaws_nobody_elses_heap(make_llm):
+    heap = FrozenHeap()
+    llm = make_llm(kv_blocks=64)
+    frozen = gc.get_freeze_count()
+    llm.close()
+    llm.close()
+    assert gc.get_freeze_count() == frozen > 0
+    heap.release()
+    assert gc.get_freeze_count() == 0
 
 
 def test_closing_answers_those_who_still_wait(make_llm):
