@@ -50,7 +50,7 @@ def make_weights(kernel, shape, dtype):
         elif kernel == "fp8":
             made.append(quantize_rows(torch.randn(rows, columns, device=DEVICE, dtype=dtype)))
         else:
-            made.append(int4_linear.make_layout(kernel, random_codes(rows, columns), dtype))
+            made += int4_linear.layouts_for(kernel, random_codes(rows, columns), dtype).values()
     return made, rows * columns * per_weight
 
 

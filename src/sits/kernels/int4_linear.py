@@ -92,22 +92,40 @@ class PackedForCuda:
 
     def layout(self, name: str, dtype: torch.dtype) -> Any:
         """The weight in a kernel's order, made now if it has to be; None when this kernel cannot hold it."""
-        dense = "wgmma" if "wgmma" in self.layouts else "cuda"
-        key = {"humming": f"humming-{dtype}", "dense": dense}.get(name, name)
-        if key not in self.layouts and name not in self.refused:
-            made = make_layout(name, self.to_codes(), dtype, self.gate_up)
-            if made is None:
-                self.refused.add(name)
-                return None
-            self.layouts[key] = made
-        return self.layouts.get(key)
+        for kind in kinds_read_by(name):
+            if (held := self.layouts.get(_key(kind, dtype))) is not None:
+                return held
+        if name in self.refused:
+            return None
+        made = layouts_for(name, self.to_codes(), dtype, self.gate_up)
+        if not made:
+            self.refused.add(name)
+        self.layouts |= made
+        return next(iter(made.values()), None)
+
+
+def kinds_read_by(name: str) -> tuple[str, ...]:
+    """The kinds of layout a kernel can multiply from, best first: ``dense`` makes its scratch from either of two."""
+    return ("wgmma", "cuda") if name == "dense" else (name,)
+
+
+def _key(kind: str, dtype: torch.dtype) -> str:
+    """Where ``PackedForCuda.layouts`` keeps a kind of layout: Humming has one for each type of activations."""
+    return f"humming-{dtype}" if kind == "humming" else kind
+
+
+def layouts_for(name: str, codes: Any, dtype: torch.dtype, gate_up: bool = False) -> dict[str, Any]:
+    """``codes`` as kernel ``name`` reads them, for ``PackedForCuda.layouts``; empty when they cannot be held so."""
+    for kind in kinds_read_by(name):
+        layout = make_layout(kind, codes, dtype, gate_up)
+        if layout is not None:
+            return {_key(kind, dtype): layout}
+    return {}
 
 
 def make_layout(name: str, codes: Any, dtype: torch.dtype, gate_up: bool = False) -> Any:
-    """``codes`` (an ``Int4Codes``) in the order of one kernel, or None when it has no form for them."""
+    """``codes`` (an ``Int4Codes``) in one kind of layout, or None when it has no form for them."""
     symmetric = codes.is_symmetric()
-    if name == "dense":
-        return make_layout("wgmma", codes, dtype, gate_up) or make_layout("cuda", codes, dtype, gate_up)
     if name == "wgmma":
         own = _own()
         if own is None or dtype not in HALF or not own.can_pack_blocks(*codes.shape, codes.group_size):
@@ -138,9 +156,7 @@ def prepare(weight: Any) -> None:
     for name in ("wgmma", "cuda", "triton"):
         if layouts and not (name == "cuda" and weight.role == "qkv_proj"):
             continue
-        layout = make_layout(name, codes, dtype, gate_up)
-        if layout is not None:
-            layouts[name] = layout
+        layouts |= layouts_for(name, codes, dtype, gate_up)
     packed = PackedForCuda(layouts, type(codes), codes.shape, codes.group_size, gate_up)
     weight.packed, weight.codes = packed, None
 

@@ -61,12 +61,10 @@ def time_shape(
             continue
         weights = []
         for _ in range(copies):
-            layout = int4_linear.make_layout(name, codes_of(rows, columns, group_size), dtype)
-            if layout is None:
+            layouts = int4_linear.layouts_for(name, codes_of(rows, columns, group_size), dtype)
+            if not layouts:
                 break
-            blocks = hasattr(layout, "blocks")  # what the dense scratch is made of
-            key = {"humming": f"humming-{dtype}", "dense": "wgmma" if blocks else "cuda"}.get(name, name)
-            weights.append(int4_linear.PackedForCuda({key: layout}, object, shape, group_size))
+            weights.append(int4_linear.PackedForCuda(layouts, object, shape, group_size))
         if len(weights) < copies:
             report(f"{rows}x{columns} {name}: cannot hold this weight")
             continue
