@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sits.kernels.cuda import attention_choice
+from sits.kernels.cuda import attention_choice, attention_limits
 from sits.kernels.cuda import decode_attention as cluster
 from sits.kernels.cuda import line_attention as line
+from sits.kernels.kv_cache import ScaledCache
 from sits.kernels.testing import paged_batch
 
 SHAPES = [line.LineShape(8, 3, 1), line.LineShape(8, 2, 1), line.LineShape(4, 3, 2), line.LineShape(4, 2, 2)]
@@ -45,6 +48,57 @@ def test_short_contexts_go_to_clusters_and_long_ones_to_the_line_unless_told_oth
     assert chosen() is long
     monkeypatch.setattr(line, "fits", lambda *_: False)  # an 8-bit cache
     assert chosen() is None
+
+
+@dataclass
+class OnHopper:
+    """What ``fits`` asks a tensor of queries, keys and values."""
+
+    dtype: torch.dtype = torch.bfloat16
+    is_cuda: bool = True
+    row: int = 128
+    address: int = 256
+
+    def stride(self, dimension: int) -> int:
+        return self.row
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def taken(qkv=None, cache=None, size=16, longest=40, heads=8, kv_heads=2, head_dim=128, half=64):
+    """Which of the two kernels take a step."""
+    batch = paged_batch([longest, 7], [1, 1], size)
+    cache = torch.empty(1) if cache is None else cache
+    step = (qkv or OnHopper(), cache, batch, heads, kv_heads, head_dim, half)
+    return {name for name, kernel in (("cluster", cluster), ("line", line)) if kernel.fits(*step)}
+
+
+@pytest.mark.parametrize(
+    ("step", "kernels"),
+    [
+        ({}, {"cluster", "line"}),
+        ({"head_dim": 64, "half": 32, "size": 64, "heads": 16}, {"cluster", "line"}),
+        ({"head_dim": 96, "half": 48}, set()),
+        ({"heads": 18}, set()),
+        ({"size": 8}, set()),
+        ({"size": 48}, set()),
+        ({"qkv": OnHopper(torch.float32)}, set()),
+        ({"qkv": OnHopper(is_cuda=False)}, set()),
+        ({"cache": "neither"}, set()),
+        ({"cache": ScaledCache(torch.empty(1), torch.empty(1))}, set()),
+        ({"longest": cluster.LONGEST + 1}, {"line"}),
+        ({"half": 32}, {"cluster"}),  # a part of the head is rotated
+        ({"half": 33}, set()),
+        ({"qkv": OnHopper(row=132)}, {"cluster"}),
+        ({"qkv": OnHopper(address=264)}, {"cluster"}),
+    ],
+)
+def test_what_the_kernels_take(monkeypatch, step, kernels):
+    monkeypatch.setattr(attention_limits, "is_available", lambda: True)
+    assert taken(**step) == kernels
+    monkeypatch.setattr(attention_limits, "is_available", lambda: False)
+    assert taken(**step) == set()
 
 
 @pytest.mark.parametrize("shape", [line.LineShape(), *SHAPES])

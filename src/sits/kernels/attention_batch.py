@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+LOG2E = 1.4426950408889634  # kernels take powers of two: softmax scales are multiplied by it on the host
+
 
 @dataclass(slots=True)
 class AttentionBatch:

@@ -7,10 +7,10 @@ import functools
 
 import torch
 
-from sits.kernels.attention_batch import AttentionBatch
-from sits.kernels.cuda.module import Kernel, is_available
+from sits.kernels.attention_batch import LOG2E, AttentionBatch
+from sits.kernels.cuda.attention_limits import step_fits
+from sits.kernels.cuda.module import Kernel
 
-LOG2E = 1.4426950408889634
 LONGEST = 2048  # tokens: above it a request must be spread over more CTAs than a cluster has
 MAX_SPLITS = 8
 STAGES, BLOCKS = 2, 3  # tiles of 64 tokens on their way, CTAs a multiprocessor
@@ -45,12 +45,11 @@ def fits(
     qkv: torch.Tensor, k_cache: object, batch: AttentionBatch, heads: int, kv_heads: int, head_dim: int, half: int
 ) -> bool:
     """Whether the kernel takes such a step: a 16-bit cache, heads it has registers for, contexts short enough."""
-    if not isinstance(k_cache, torch.Tensor) or head_dim not in (64, 128) or heads > 8 * kv_heads:
+    if not isinstance(k_cache, torch.Tensor) or half % 2:
         return False
-    size = batch.block_size
-    if size % 16 or size & (size - 1) or half % 2 or not qkv.is_cuda or qkv.dtype == torch.float32:
+    if not 0 < max(batch.context_lens_host, default=0) <= LONGEST:
         return False
-    return 0 < max(batch.context_lens_host, default=0) <= LONGEST and is_available()
+    return step_fits(qkv, batch, heads, kv_heads, head_dim)
 
 
 def splits_for(pairs: int, longest: int) -> int:

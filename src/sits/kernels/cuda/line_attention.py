@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from sits.kernels.attention_batch import AttentionBatch
-from sits.kernels.cuda.module import Kernel, is_available, multiprocessors
+from sits.kernels.attention_batch import LOG2E, AttentionBatch
+from sits.kernels.cuda.attention_limits import SLICE, step_fits
+from sits.kernels.cuda.module import Kernel, multiprocessors
 from sits.kernels.kv_cache import CacheTensor, ScaledCache
 
-LOG2E = 1.4426950408889634
-SLICE = 16  # tokens: the unit of the shares
 EIGHT_BIT = False  # whether 8-bit caches go through this kernel: not before it was measured
 KINDS = {torch.int8: 1, torch.float8_e4m3fn: 2}  # of the stored values; 0: 16 bits
 
@@ -54,19 +53,14 @@ def fits(
     qkv: torch.Tensor, k_cache: object, batch: AttentionBatch, heads: int, kv_heads: int, head_dim: int, half: int
 ) -> bool:
     """Whether the kernel takes such a step: heads it has registers for, all of a head rotated, a type of cache."""
-    if head_dim not in (64, 128) or heads > 8 * kv_heads:
-        return False
     if isinstance(k_cache, ScaledCache):
         if not EIGHT_BIT:
             return False
     elif not isinstance(k_cache, torch.Tensor):
         return False
-    size = batch.block_size
-    if size % SLICE or size & (size - 1) or 2 * half != head_dim or not qkv.is_cuda or qkv.dtype == torch.float32:
+    if 2 * half != head_dim or qkv.stride(0) % 8 or qkv.data_ptr() % 16:  # rows are read 16 bytes at a time
         return False
-    if qkv.stride(0) % 8 or qkv.data_ptr() % 16:  # rows are read 16 bytes at a time
-        return False
-    return is_available()
+    return step_fits(qkv, batch, heads, kv_heads, head_dim)
 
 
 def shared_bytes(shape: LineShape, head_dim: int, group: int, kind: int = 0) -> int:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 import triton
 
-from sits.kernels.attention_batch import AttentionBatch
+from sits.kernels.attention_batch import LOG2E, AttentionBatch
 from sits.kernels.cuda.module import multiprocessors
 from sits.kernels.kv_cache import CacheTensor, ScaledCache
 from sits.kernels.registry import register
-from sits.kernels.triton.decode_attention import LOG2E, combine_kernel, decode_kernel
+from sits.kernels.triton.decode_attention import combine_kernel, decode_kernel
 from sits.kernels.triton.launch import pdl_options
 from sits.kernels.triton.prefill_attention import prefill_attention
 
