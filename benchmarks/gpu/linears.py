@@ -28,7 +28,7 @@ MODELS = {
 def add_options(parser):
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 128, 256])
-    parser.add_argument("--kernels", nargs="+", default=["cuda", "humming", "triton", "dense", "fp8", "cublas"])
+    parser.add_argument("--kernels", nargs="+", default=["wgmma", "humming", "triton", "dense", "fp8", "cublas"])
     parser.add_argument("--dtype", default="bfloat16")
 
 
@@ -62,8 +62,8 @@ def apply(kernel, x, weight):
         return scaled_product(q, scale, *weight, x.dtype)
     if kernel == "humming":
         return int4_linear.humming.linear(x, weight)
-    if kernel == "cuda":
-        return int4_linear._own().small_linear(x, weight, None)
+    if kernel == "wgmma":
+        return int4_linear._own().linear(x, weight, None)
     if kernel == "dense":
         return int4_linear._own().dense_linear(x, weight, None)
     return int4_linear.portable.int4_linear(x, weight)

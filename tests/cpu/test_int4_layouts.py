@@ -7,7 +7,6 @@ import torch
 
 from sits.kernels import int4_linear
 from sits.kernels.cuda import int4
-from sits.kernels.cuda.int4_layout import PackedInt4
 from sits.kernels.cuda.wgmma_layout import WgmmaInt4
 from sits.quant.int4 import Int4Codes
 
@@ -25,25 +24,20 @@ def hopper(monkeypatch):
     monkeypatch.setattr(int4_linear, "_own", lambda: int4)
 
 
-SHAPES = [((128, 128), "wgmma", WgmmaInt4), ((40, 96), "cuda", PackedInt4)]
+def test_the_dense_scratch_is_made_from_the_wgmma_layout():
+    made = int4_linear.layouts_for("dense", codes(128, 128), DTYPE)
+    assert list(made) == ["wgmma"]
+    assert isinstance(made["wgmma"], WgmmaInt4)
+    assert not int4_linear.layouts_for("dense", codes(40, 96), DTYPE)
 
 
-@pytest.mark.parametrize(("shape", "kind", "layout"), SHAPES)
-def test_the_dense_scratch_is_made_from_the_layout_that_holds_the_weight(shape, kind, layout):
-    made = int4_linear.layouts_for("dense", codes(*shape), DTYPE)
-    assert list(made) == [kind]
-    assert isinstance(made[kind], layout)
-    assert ("wgmma" in int4_linear.layouts_for("wgmma", codes(*shape), DTYPE)) == (kind == "wgmma")
-
-
-@pytest.mark.parametrize(("shape", "kind", "layout"), SHAPES)
-def test_a_layout_made_later_is_kept_under_its_own_name(shape, kind, layout):
-    portable = int4_linear.layouts_for("triton", codes(*shape), DTYPE)
-    packed = int4_linear.PackedForCuda(portable, Int4Codes, shape, 32)
+def test_a_layout_made_later_is_kept_under_its_own_name():
+    portable = int4_linear.layouts_for("triton", codes(128, 128), DTYPE)
+    packed = int4_linear.PackedForCuda(portable, Int4Codes, (128, 128), 32)
     made = packed.layout("dense", DTYPE)
-    assert isinstance(made, layout)
-    assert list(packed.layouts) == ["triton", kind]
-    assert packed.layout("dense", DTYPE) is packed.layout(kind, DTYPE) is made
+    assert isinstance(made, WgmmaInt4)
+    assert list(packed.layouts) == ["triton", "wgmma"]
+    assert packed.layout("dense", DTYPE) is packed.layout("wgmma", DTYPE) is made
 
 
 def test_what_a_kernel_cannot_hold_is_asked_once(monkeypatch):

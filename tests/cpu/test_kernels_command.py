@@ -19,7 +19,7 @@ def test_list_for_cuda_shows_the_triton_kernels_and_the_choices_of_int4():
     result = CliRunner().invoke(command, ["list", "--device", "cuda"])
     assert result.exit_code == 0, result.output
     assert "triton, reference" in result.output
-    assert "measured, triton, humming, wgmma, cuda, dense, reference" in result.output
+    assert "measured, triton, humming, wgmma, dense, reference" in result.output
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sits.kernels.cuda.wgmma_layout import CODE_BYTES, WgmmaInt4, can_pack, pack, unpack
-from sits.kernels.cuda.wgmma_linear import default_shape
+from sits.kernels.cuda.wgmma_layout import CODE_BYTES, WgmmaInt4, can_pack, interleave_gate_up, pack, unpack
+from sits.kernels.cuda.wgmma_shape import default_shape
 
 
 def random_weight(
@@ -59,20 +59,21 @@ def test_nibbles_lie_in_the_fragment_of_the_instruction() -> None:
                         assert word >> (4 * register + 16 * half) & 15 == q[row, k]
 
 
-def test_subnormal_form_of_fp16_is_exact_to_one_rounding() -> None:
-    """What the kernel computes, q 2^-24 times the stored scale plus the minimum, rounded once to fp16."""
-    q, scale, _, weight = random_weight(64, 64, 32, True, torch.float16)
-    stored = weight.blocks[0, 0, CODE_BYTES:].contiguous().view(torch.float16).view(4, 8, 2, 2).double()
+@pytest.mark.parametrize(("dtype", "low_bit", "bits"), [(torch.float16, -24, 11), (torch.bfloat16, -133, 8)])
+def test_subnormal_form_is_exact_to_one_rounding(dtype: torch.dtype, low_bit: int, bits: int) -> None:
+    """What the kernel computes: a nibble read as a subnormal, times the scale, plus the minimum, rounded once."""
+    q, scale, _, weight = random_weight(64, 64, 32, True, dtype)
+    stored = weight.blocks[0, 0, CODE_BYTES:].contiguous().view(dtype).view(4, 8, 2, 2).double()
     stored = stored.permute(0, 2, 1, 3).reshape(64, 2)
     high = (torch.arange(64) % 16 >= 8).unsqueeze(1)
-    power = torch.where(high, 2.0**-20, 2.0**-24).double()
-    minimum = (stored.half() * torch.where(high, -(2.0**-17), -(2.0**-21)).half()).double()
+    raw = torch.where(high, q.to(torch.int16) << 4, q.to(torch.int16)).view(dtype).double()
+    assert torch.equal(raw, q.double() * torch.where(high, 2.0 ** (low_bit + 4), 2.0**low_bit).double())
+    eight = torch.where(high, 0x80, 0x8).to(torch.int16).view(dtype).double()
+    minimum = (-eight * stored).to(dtype).double()
     spread = lambda values: values.repeat_interleave(32, 1)  # noqa: E731
-    made = (q.double() * power * spread(stored) + spread(minimum)).half().double() * weight.row_factor.double()[
-        :, None
-    ]
+    made = (raw * spread(stored) + spread(minimum)).to(dtype).double() * weight.row_factor.double()[:, None]
     wanted = (q.double() - 8) * spread(scale.double())
-    assert ((made - wanted).abs() <= wanted.abs() * 2.0**-11).all()
+    assert ((made - wanted).abs() <= wanted.abs() * 2.0**-bits).all()
 
 
 def test_rows_of_zero_scale_and_padding_are_zero() -> None:
@@ -102,3 +103,12 @@ def test_default_shapes_fit_the_device(batch: int, eights: int, chunks: int, sym
     assert shape.shared_bytes(symmetric) <= 227 * 1024
     assert shape.threads <= 1024
     assert 4 % shape.chunks == 0  # the layout pads K to four chunks
+
+
+def test_interleaving_puts_eight_gate_rows_before_eight_up_rows() -> None:
+    gate, up = torch.randn(16, 3), torch.randn(16, 3)
+    rows = interleave_gate_up(gate, up).view(2, 2, 8, 3)
+    assert torch.equal(rows[:, 0].reshape(16, 3), gate)
+    assert torch.equal(rows[:, 1].reshape(16, 3), up)
+    with pytest.raises(ValueError, match="eights"):
+        interleave_gate_up(torch.zeros(12, 3), torch.zeros(12, 3))

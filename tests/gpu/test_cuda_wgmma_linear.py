@@ -8,13 +8,8 @@ import torch
 from sits.kernels.cuda import module
 from sits.kernels.cuda.small import make_dense, make_fp8
 from sits.kernels.cuda.wgmma_layout import WgmmaInt4, pack, unpack
-from sits.kernels.cuda.wgmma_linear import (
-    RESIDUAL,
-    SILU_MUL,
-    fill_stages,
-    square_parts,
-    wgmma_linear,
-)
+from sits.kernels.cuda.wgmma_linear import RESIDUAL, SILU_MUL, wgmma_linear
+from sits.kernels.cuda.wgmma_shape import fill_stages, square_parts
 
 pytestmark = [
     pytest.mark.gpu,

@@ -74,7 +74,8 @@ def test_activation_and_quantisation(rows, width, dtype):
     quantised, scale = activation.quantize_fp8(gate_up)
     want_q, want_scale = quantize_rows(gate_up)
     close(scale, want_scale, 1e-6)
-    assert (quantised.view(torch.uint8) != want_q.view(torch.uint8)).float().mean() < 1e-3
+    differing = (quantised.view(torch.uint8) != want_q.view(torch.uint8)).sum()
+    assert differing <= max(1, quantised.numel() // 1000)  # values half way between two codes
 
 
 def test_nan_and_inf_stay_visible():

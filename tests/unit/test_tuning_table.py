@@ -18,12 +18,12 @@ def _own_cache(tmp_path, monkeypatch):
 def test_shipped_table_is_read_and_names_what_exists():
     steps = tuning.load_table("NVIDIA H200")["linear_int4"]["*"]
     assert steps[-1][0] is None
-    assert {name for _, name in steps} <= {"wgmma", "cuda", "triton", "humming", "dense"}
+    assert {name for _, name in steps} <= {"wgmma", "triton", "humming", "dense"}
 
 
 def test_choice_by_batch_and_what_is_available():
-    every = {"cuda", "wgmma", "dense", "triton"}
-    assert tuning.choose("linear_int4", "NVIDIA H200", 1, (64, 64), every, "triton") == "cuda"
+    every = {"wgmma", "dense", "triton"}
+    assert tuning.choose("linear_int4", "NVIDIA H200", 1, (64, 64), every, "triton") == "wgmma"
     assert tuning.choose("linear_int4", "NVIDIA H200", 4096, (64, 64), every, "triton") == "dense"
     assert tuning.choose("linear_int4", "NVIDIA H200", 64, (64, 64), every, "triton") == "wgmma"
     assert tuning.choose("linear_int4", "NVIDIA H200", 1, (64, 64), {"dense"}, "triton") == "dense"
@@ -33,12 +33,12 @@ def test_choice_by_batch_and_what_is_available():
 def test_retuned_table_comes_first_and_shapes_before_the_rest():
     file = tuning.user_file("NVIDIA H200")
     file.parent.mkdir(parents=True)
-    choices = {"linear_int4": {"64x32": [[4, "triton"], [None, "humming"]], "*": [[None, "cuda"]]}}
+    choices = {"linear_int4": {"64x32": [[4, "triton"], [None, "humming"]], "*": [[None, "wgmma"]]}}
     file.write_text(json.dumps({"card": "NVIDIA H200", "choices": choices}))
-    names = {"cuda", "humming", "triton"}
+    names = {"wgmma", "humming", "triton"}
     assert tuning.choose("linear_int4", "NVIDIA H200", 4, (64, 32), names, "x") == "triton"
     assert tuning.choose("linear_int4", "NVIDIA H200", 5, (64, 32), names, "x") == "humming"
-    assert tuning.choose("linear_int4", "NVIDIA H200", 5, (1, 1), names, "x") == "cuda"
+    assert tuning.choose("linear_int4", "NVIDIA H200", 5, (1, 1), names, "x") == "wgmma"
 
 
 def test_damaged_table_is_ignored():

@@ -64,9 +64,6 @@ class Runner:
         # Tokens on the host: of the step in flight, and of the one that is taken in meanwhile.
         self._fetched = [torch.empty(config.max_running, dtype=torch.int64, pin_memory=on_cuda) for _ in range(2)]
         self._graphs: DecodeGraphs | None = None
-        prepare = getattr(model, "prepare_for_batch", None)
-        if prepare is not None:  # before the cache takes what memory is left
-            prepare(config.max_running)
         self.num_blocks = self._choose_blocks() + 1  # and the scratch block
         self.kv_cache = self._allocate(self.num_blocks)
         self.no_graphs_because: str | None = "switched off"

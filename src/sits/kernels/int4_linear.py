@@ -1,14 +1,12 @@
 """``linear_int4`` on CUDA: several kernels hold the weight in their own order, the measured table picks one a batch.
 
-Kernels: ``wgmma`` (Hopper, up to some hundred rows), ``cuda`` (tensor-core GEMV of up to 16 rows: Hopper, for shapes
-wgmma does not take, and for qkv, whose tiles fill a device badly), ``dense`` (either layout made dense in a scratch,
-then cuBLAS: prompts), ``humming`` (package ``humming-kernels``: other NVIDIA cards, or where it is asked for),
-``triton`` (portable).
+Kernels: ``wgmma`` (Hopper, up to some hundred rows), ``dense`` (that layout made dense in a scratch, then cuBLAS:
+prompts), ``humming`` (package ``humming-kernels``: other NVIDIA cards, or ``SITS_KERNELS=linear_int4=humming``),
+``triton`` (portable, and for shapes that no other takes).
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -57,84 +55,52 @@ class PackedForCuda:
     def to_codes(self) -> Any:
         """The neutral form (scales as the layout keeps them)."""
         if "wgmma" in self.layouts:
-            parts = _own().unpack_blocks(self.layouts["wgmma"], self.group_size)
-        elif "cuda" in self.layouts:
-            parts = _own().unpack_codes(self.layouts["cuda"], self.group_size)
+            parts = _own().unpack(self.layouts["wgmma"], self.group_size)
         else:
             parts = portable.unpack_rows(self.layouts["triton"])
         return self.codes_type(*parts, self.group_size)
 
-    def prepare_for_batch(self, rows: int) -> None:
-        """Make Humming's copy if steps of up to ``rows`` rows need it: no other kernel here is made for them, or
-        ``SITS_INT4_GEMM=humming`` asks for it."""
-        own = self.layouts.get("wgmma") or self.layouts.get("cuda")
-        asked = os.environ.get("SITS_INT4_GEMM", "")
-        if own is None or rows <= _own().MAX_BATCH or (asked or "humming") != "humming":
-            return
-        if ("wgmma" not in self.layouts or asked) and self._humming_fits(own.dtype):
-            self.layout("humming", own.dtype)
-            self.chosen.clear()
-
-    def usable(self, rows: int, dtype: torch.dtype) -> set[str]:
-        """Kernels that can multiply this weight by ``rows`` rows of ``dtype`` without another copy of it."""
-        held = {name for name in ("wgmma", "cuda") if name in self.layouts and self.layouts[name].dtype == dtype}
-        names = {"triton"} if "triton" in self.layouts or not held else set()
-        if held:
-            names |= held | {"dense"}
-            if rows > _own().MAX_BATCH:
-                names.discard("cuda")
-        if f"humming-{dtype}" in self.layouts or (not held and self._humming_fits(dtype)):
+    def usable(self, dtype: torch.dtype) -> set[str]:
+        """Kernels that can multiply this weight by rows of ``dtype`` without another copy of it."""
+        own = "wgmma" in self.layouts and self.layouts["wgmma"].dtype == dtype
+        names = {"wgmma", "dense"} if own else {"triton"}
+        if "triton" in self.layouts:
+            names.add("triton")
+        if f"humming-{dtype}" in self.layouts or (not own and self._humming_fits(dtype)):
             names.add("humming")
-        return (names or {"triton"}) - self.refused
+        return (names - self.refused) or {"triton"}
 
     def _humming_fits(self, dtype: torch.dtype) -> bool:
         return dtype in HALF and humming.available() and humming.can_pack(*self.shape[::-1], self.group_size)
 
     def layout(self, name: str, dtype: torch.dtype) -> Any:
         """The weight in a kernel's order, made now if it has to be; None when this kernel cannot hold it."""
-        for kind in kinds_read_by(name):
-            if (held := self.layouts.get(_key(kind, dtype))) is not None:
-                return held
-        if name in self.refused:
-            return None
-        made = layouts_for(name, self.to_codes(), dtype, self.gate_up)
-        if not made:
-            self.refused.add(name)
-        self.layouts |= made
-        return next(iter(made.values()), None)
+        key = _key(name, dtype)
+        if key not in self.layouts and name not in self.refused:
+            made = layouts_for(name, self.to_codes(), dtype, self.gate_up)
+            if not made:
+                self.refused.add(name)
+            self.layouts |= made
+        return self.layouts.get(key)
 
 
-def kinds_read_by(name: str) -> tuple[str, ...]:
-    """The kinds of layout a kernel can multiply from, best first: ``dense`` makes its scratch from either of two."""
-    return ("wgmma", "cuda") if name == "dense" else (name,)
-
-
-def _key(kind: str, dtype: torch.dtype) -> str:
-    """Where ``PackedForCuda.layouts`` keeps a kind of layout: Humming has one for each type of activations."""
-    return f"humming-{dtype}" if kind == "humming" else kind
+def _key(name: str, dtype: torch.dtype) -> str:
+    """Where ``PackedForCuda.layouts`` keeps what a kernel reads: Humming has a layout for each type of activations."""
+    return {"humming": f"humming-{dtype}", "dense": "wgmma"}.get(name, name)
 
 
 def layouts_for(name: str, codes: Any, dtype: torch.dtype, gate_up: bool = False) -> dict[str, Any]:
     """``codes`` as kernel ``name`` reads them, for ``PackedForCuda.layouts``; empty when they cannot be held so."""
-    for kind in kinds_read_by(name):
-        layout = make_layout(kind, codes, dtype, gate_up)
-        if layout is not None:
-            return {_key(kind, dtype): layout}
-    return {}
+    layout = make_layout(name, codes, dtype, gate_up)
+    return {} if layout is None else {_key(name, dtype): layout}
 
 
 def make_layout(name: str, codes: Any, dtype: torch.dtype, gate_up: bool = False) -> Any:
-    """``codes`` (an ``Int4Codes``) in one kind of layout, or None when it has no form for them."""
+    """``codes`` (an ``Int4Codes``) in the order of one kernel, or None when it has no form for them."""
     symmetric = codes.is_symmetric()
-    if name == "wgmma":
+    if name in ("wgmma", "dense"):
         own = _own()
-        if own is None or dtype not in HALF or not own.can_pack_blocks(*codes.shape, codes.group_size):
-            return None
-        minimum = None if symmetric else codes.minimum
-        return own.pack_blocks(codes.q, codes.scale, minimum, codes.group_size, dtype, gate_up)
-    if name == "cuda":
-        own = _own()
-        if own is None or dtype not in HALF or not own.can_pack(codes.shape[1], codes.group_size):
+        if own is None or dtype not in HALF or not own.can_pack(*codes.shape, codes.group_size):
             return None
         minimum = None if symmetric else codes.minimum
         return own.pack(codes.q, codes.scale, minimum, codes.group_size, dtype, gate_up)
@@ -147,16 +113,12 @@ def make_layout(name: str, codes: Any, dtype: torch.dtype, gate_up: bool = False
 
 
 def prepare(weight: Any) -> None:
-    """Replace ``weight.codes`` by the layouts that this card and the place in the model call for."""
+    """Replace ``weight.codes`` by the layout that this card and the place in the model call for."""
     codes = weight.codes
     if codes is None:
         return
     gate_up, dtype = weight.role == "gate_up_proj", weight.activation_dtype or torch.bfloat16
-    layouts: dict[str, Any] = {}
-    for name in ("wgmma", "cuda", "triton"):
-        if layouts and not (name == "cuda" and weight.role == "qkv_proj"):
-            continue
-        layouts |= layouts_for(name, codes, dtype, gate_up)
+    layouts = layouts_for("wgmma", codes, dtype, gate_up) or layouts_for("triton", codes, dtype, gate_up)
     packed = PackedForCuda(layouts, type(codes), codes.shape, codes.group_size, gate_up)
     weight.packed, weight.codes = packed, None
 
@@ -169,9 +131,7 @@ def multiply(name: str, x: torch.Tensor, packed: PackedForCuda, bias: torch.Tens
     if name == "humming":
         return humming.linear(x, layout, bias)
     if name == "wgmma":
-        return _own().middle_linear(x, layout, bias)
-    if name == "cuda":
-        return _own().small_linear(x, layout, bias)
+        return _own().linear(x, layout, bias)
     if name == "dense":
         return _own().dense_linear(x, layout, bias)
     return portable.int4_linear(x, layout, bias)
@@ -181,9 +141,8 @@ def pick(packed: PackedForCuda, rows: int, dtype: torch.dtype) -> str:
     """The kernel for ``rows`` rows: the table's, else the first in order that is usable."""
     name = packed.chosen.get((rows, dtype))
     if name is None:
-        usable = packed.usable(rows, dtype)
-        order = ("wgmma", "cuda", "humming", "dense", "triton")
-        default = next(key for key in order if key in usable)
+        usable = packed.usable(dtype)
+        default = next(key for key in ("wgmma", "humming", "dense", "triton") if key in usable)
         name = tuning.choose("linear_int4", _card(), rows, packed.shape, usable, default)
         packed.chosen[rows, dtype] = name
     return name
@@ -207,9 +166,9 @@ def _register_single(name: str, priority: int) -> None:
 
     @register("linear_int4", name, devices=("cuda",), priority=priority, supports=supports, prepare=prepare)
     def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
-        fits = name in weight.packed.usable(x.shape[0], x.dtype) or name in ("humming", "triton")
+        fits = name in weight.packed.usable(x.dtype) or name in ("humming", "triton")
         return multiply(name if fits else pick(weight.packed, x.shape[0], x.dtype), x, weight.packed, bias)
 
 
-for _name, _priority in (("triton", 10), ("humming", 5), ("wgmma", 5), ("cuda", 4), ("dense", 3)):
+for _name, _priority in (("triton", 10), ("humming", 5), ("wgmma", 5), ("dense", 3)):
     _register_single(_name, _priority)

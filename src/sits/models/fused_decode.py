@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sits.kernels.attention_batch import AttentionBatch
-from sits.kernels.cuda.wgmma_linear import MAX_NORM_ROWS
+from sits.kernels.cuda.wgmma_shape import MAX_NORM_ROWS
 from sits.models.model import KVCache
 
 if TYPE_CHECKING:
     from sits.models.llama import LlamaModel
     from sits.quant.linear import LinearWeight
-
-GEMV_ROWS = 8  # up to here qkv is faster in the layout for few rows
 
 
 def _layouts(weight: LinearWeight) -> dict[str, Any]:
@@ -35,7 +33,6 @@ class FusedDecoder:
     def __init__(self, model: LlamaModel):
         self.model = model
         self._packed = [tuple(_layouts(weight)["wgmma"] for weight in layer.linears()) for layer in model.layers]
-        self._small_qkv = [_layouts(layer.qkv_proj).get("cuda") for layer in model.layers]
 
     @classmethod
     def build(cls, model: LlamaModel) -> FusedDecoder | None:
@@ -63,9 +60,9 @@ class FusedDecoder:
 
     def forward(self, token_ids: torch.Tensor, batch: AttentionBatch, kv_cache: KVCache) -> torch.Tensor:
         """token_ids[M] -> float32 logits[M, vocab]; the same function as ``LlamaModel.forward``."""
-        from sits.kernels.cuda.decode_linear import decode_linear
         from sits.kernels.cuda.small import embed
-        from sits.kernels.cuda.wgmma_linear import RESIDUAL, SILU_MUL, square_parts, wgmma_linear
+        from sits.kernels.cuda.wgmma_linear import RESIDUAL, SILU_MUL, wgmma_linear
+        from sits.kernels.cuda.wgmma_shape import square_parts
         from sits.kernels.triton.fused_decode import fused_rope_attention
 
         model, config = self.model, self.model.config
@@ -82,11 +79,7 @@ class FusedDecoder:
         for index, layer in enumerate(model.layers):
             qkv_weight, o_weight, gate_up_weight, down_weight = self._packed[index]
             k_cache, v_cache = kv_cache[index]
-            small = self._small_qkv[index] if rows <= GEMV_ROWS else None
-            if small is not None:
-                decode_linear(small, gained, qkv, bias=layer.qkv_proj.bias, squares_in=squares, eps=eps)
-            else:
-                wgmma_linear(qkv_weight, gained, qkv, bias=layer.qkv_proj.bias, squares_in=squares, eps=eps)
+            wgmma_linear(qkv_weight, gained, qkv, bias=layer.qkv_proj.bias, squares_in=squares, eps=eps)
             mixed = fused_rope_attention(
                 qkv, model.cos_sin, k_cache, v_cache, batch, heads, kv_heads, head_dim, config.scale,
                 config.window(index),

@@ -110,11 +110,6 @@ class LlamaModel:
         self._forget_fused()
         return FusedFp8.refusal(self, True) if self.int4_prompts_at_fp8 else None
 
-    def prepare_for_batch(self, rows: int) -> None:
-        """Tell every linear that steps of up to ``rows`` decoding requests will come."""
-        for _, weight in self.linears():
-            weight.prepare_for_batch(rows)
-
     def weight_bytes(self) -> int:
         """Bytes of all weights as they lie in memory (a tied embedding that is also packed counts twice)."""
         norms = [self.final_norm] + [norm for layer in self.layers for norm in (layer.input_norm, layer.post_norm)]

@@ -77,12 +77,6 @@ class LinearWeight(ABC):
         assert self._multiply is not None
         return self._multiply(x, self, self.bias)
 
-    def prepare_for_batch(self, rows: int) -> None:
-        """Make what the kernel needs for decode steps of up to ``rows`` requests, such as another layout."""
-        prepare = getattr(self.packed, "prepare_for_batch", None)
-        if prepare is not None:
-            prepare(rows)
-
     def memory_bytes(self) -> int:
         """Bytes the weight occupies as it stands (packed layout included)."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())

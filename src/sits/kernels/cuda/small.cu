@@ -41,43 +41,6 @@ extern "C" __global__ void __launch_bounds__(256) embed(const __grid_constant__ 
     p.squares[(size_t)row * gridDim.x + blockIdx.x] = sum;
 }
 
-struct DenseArguments {
-    const u32x4* codes;      // [tiles][chunks][32], layout of decode_linear.py
-    const u16* scales;       // [tiles][chunks][8][4]
-    const u16* minimums;     // the same, or null: w = (q - 8) s, else q s + m
-    u16* out;                // [N][K]
-    float multiplier;
-    int N, K, interleaved;   // interleaved: rows come 8 of gate, 8 of up; they leave as gate[N / 2], up[N / 2]
-};
-
-// grid (chunk groups of 8, tiles), 256 threads: a warp makes one chunk of one tile dense.
-extern "C" __global__ void __launch_bounds__(256) make_dense(const __grid_constant__ DenseArguments p) {
-    const int lane = threadIdx.x & 31, chunks = (p.K + 63) / 64;
-    const int chunk = blockIdx.x * 8 + (threadIdx.x >> 5), tile = blockIdx.y;
-    if (chunk >= chunks) return;
-    const size_t at = (size_t)tile * chunks + chunk;
-    const u32x4 q = p.codes[at * 32 + lane];
-    const int g = lane >> 2, t = lane & 3;
-#pragma unroll
-    for (int word = 0; word < 4; ++word) {
-        const u32 bits = word == 0 ? q.a : word == 1 ? q.b : word == 2 ? q.c : q.d;
-        const int half = word >> 1, lower = word & 1;
-        const int n = p.interleaved ? tile * 8 + g + lower * (p.N / 2) : tile * 16 + g + lower * 8;
-        const int k = chunk * 64 + half * 32 + t * 8;
-        if (k >= p.K || (p.interleaved ? tile * 8 + g >= p.N / 2 : n >= p.N)) continue;
-        const float s = fp16_to_float(p.scales[at * 32 + g * 4 + word]) * p.multiplier;
-        const float m = p.minimums ? fp16_to_float(p.minimums[at * 32 + g * 4 + word]) * p.multiplier : -8.f * s;
-        u32 packed[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const float even = (float)(bits >> (4 * j) & 15) * s + m;
-            const float odd = (float)(bits >> (4 * j + 16) & 15) * s + m;
-            packed[j] = from_float(even) | (u32)from_float(odd) << 16;
-        }
-        *(u32x4*)(p.out + (size_t)n * p.K + k) = u32x4{packed[0], packed[1], packed[2], packed[3]};
-    }
-}
-
 struct BlockArguments {
     const unsigned char* blocks;  // [tiles of 64 rows][chunks][BLOCK_BYTES], layout of wgmma_layout.py
     const float* row_factor;      // [tiles * 64]
@@ -101,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(128) make_dense_blocks(const __grid
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const u16 raw = scales[high * 2 + (i >> 1)];
-            const float s = BF16 ? to_float(raw) : fp16_to_float(raw) * (high ? 0x1p-20f : 0x1p-24f);
+            const float s = BF16 ? to_float(raw) * 0x1p-64f * (high ? 0x1p-65f : 0x1p-69f) : fp16_to_float(raw) * (high ? 0x1p-20f : 0x1p-24f);
             const float m = p.block_bytes > 2304 ? to_float(scales[128 + high * 2 + (i >> 1)]) : -8.f * s;
 #pragma unroll
             for (int far = 0; far < 2; ++far) {

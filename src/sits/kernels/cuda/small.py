@@ -7,7 +7,6 @@ import functools
 
 import torch
 
-from sits.kernels.cuda.int4_layout import PackedInt4
 from sits.kernels.cuda.module import Kernel
 from sits.kernels.cuda.wgmma_layout import WgmmaInt4
 
@@ -18,14 +17,6 @@ class _EmbedArguments(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("tokens", "table", "gain", "residual", "gained", "squares")),
         ("N", ctypes.c_int),
-    )
-
-
-class _DenseArguments(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("codes", "scales", "minimums", "out")),
-        ("multiplier", ctypes.c_float),
-        *((name, ctypes.c_int) for name in ("N", "K", "interleaved")),
     )
 
 
@@ -91,26 +82,10 @@ def _make_dense_blocks(weight: WgmmaInt4, out: torch.Tensor, fp8_factor: float) 
     kernel.launch((weight.columns // 64, tiles, 1), 128, arguments, overlap=False)
 
 
-def make_dense(weight: PackedInt4 | WgmmaInt4, dtype: torch.dtype) -> torch.Tensor:
+def make_dense(weight: WgmmaInt4, dtype: torch.dtype) -> torch.Tensor:
     """The dense [N, K] of a packed weight, in a scratch that the next call overwrites (safe in stream order)."""
-    if isinstance(weight, WgmmaInt4):
-        if dtype != weight.dtype:
-            raise ValueError(f"a weight packed for {weight.dtype} cannot be made dense in {dtype}")
-        out = _dense_scratch(weight.rows, weight.columns, dtype, weight.blocks.device)
-        _make_dense_blocks(weight, out, 0.0)
-        return out
-    out = _dense_scratch(weight.rows, weight.columns, dtype, weight.codes.device)
-    tiles, chunks = weight.codes.shape[:2]
-    arguments = _DenseArguments(
-        weight.codes.data_ptr(),
-        weight.scales.data_ptr(),
-        weight.minimums.data_ptr() if weight.minimums is not None else None,
-        out.data_ptr(),
-        weight.multiplier,
-        weight.rows,
-        weight.columns,
-        int(weight.interleaved),
-    )
-    kernel = _kernel("make_dense", dtype == torch.bfloat16)
-    kernel.launch((-(-chunks // 8), tiles, 1), 256, arguments, overlap=False)
+    if dtype != weight.dtype:
+        raise ValueError(f"a weight packed for {weight.dtype} cannot be made dense in {dtype}")
+    out = _dense_scratch(weight.rows, weight.columns, dtype, weight.blocks.device)
+    _make_dense_blocks(weight, out, 0.0)
     return out

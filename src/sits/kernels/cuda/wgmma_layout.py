@@ -7,8 +7,9 @@ Blocks ``[row tiles of 64, chunks of 64 k]``: 2048 bytes of codes, 256 of scales
   Word ``i`` is the A fragment of k = ``16 i .. 16 i + 15``: nibbles 0 and 4 are row g, k ``2 t, 2 t + 1``; 1 and 5
   row g + 8 at the same k; 2 and 6, 3 and 7 the same eight k further on.
 - scales and minimums ``[4 w, 8 g, 2 rows, 2 groups]`` in the type of the activations, divided by a power of two of
-  their row (``row_factor``). In fp16, where the kernel reads a nibble as the subnormal q 2^-24 (rows g) or q 2^-20
-  (rows g + 8), scales are stored times 2^24 and 2^20: every row is brought to the largest magnitude fp16 holds so.
+  their row (``row_factor``). The kernel reads a nibble as the subnormal q 2^-24 (fp16, rows g; q 2^-133 in bf16) or
+  q 2^-20 (rows g + 8; q 2^-129), so scales are stored times the inverse: every row is brought to the largest
+  magnitude that the type holds so.
 
 N is padded to 64 and the chunks to a multiple of 4 with zero scales. Groups of 64 or 128 repeat their scale.
 """
@@ -19,7 +20,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from sits.kernels.cuda.int4_layout import interleave_gate_up
 from sits.kernels.cuda.nibbles import SHIFTS, squeeze_nibbles
 
 CODE_BYTES = 2048
@@ -100,7 +100,7 @@ def pack(
         inside = slice(first * 64, (first + step) * 64)
         blocks[part, :, :CODE_BYTES] = _codes(q[inside], chunks)
         row = factor[inside, None]
-        scales = scale[inside].float() / row * _shift(min(rows - first * 64, step * 64), dtype, q.device)
+        scales = _shifted(scale[inside].float() / row, dtype, 1)
         blocks[part, :, CODE_BYTES : CODE_BYTES + SCALE_BYTES] = _groups(scales, chunks, group_size, dtype)
         if minimum is not None:
             blocks[part, :, CODE_BYTES + SCALE_BYTES :] = _groups(
@@ -121,12 +121,12 @@ def _row_factor(scale: torch.Tensor, minimum: torch.Tensor | None) -> torch.Tens
     return torch.where(largest > 0, torch.exp2(torch.floor(torch.log2(largest)) + 10), 1.0)
 
 
-def _shift(rows: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """What the scales of each row [rows, 1] are stored times: see the layout."""
-    if dtype != torch.float16:
-        return torch.ones(rows, 1, device=device)
-    high = torch.arange(rows, device=device) % 16 >= 8
-    return torch.where(high, 2.0**20, 2.0**24).unsqueeze(1)
+def _shifted(scales: torch.Tensor, dtype: torch.dtype, sign: int) -> torch.Tensor:
+    """Scales [rows, groups] float32 to (``sign`` 1) or from (-1) the power of two they are stored times."""
+    high = torch.arange(scales.shape[0], device=scales.device).unsqueeze(1) % 16 >= 8
+    near, far = (24, 20) if dtype == torch.float16 else (133, 129)
+    half = sign * 64 if dtype == torch.bfloat16 else 0  # in two steps: float32 does not hold 2^133
+    return scales * 2.0**half * torch.where(high, 2.0 ** (sign * far - half), 2.0 ** (sign * near - half))
 
 
 def _padded(values: torch.Tensor, columns: int) -> torch.Tensor:
@@ -163,12 +163,23 @@ def unpack(weight: WgmmaInt4, group_size: int = 32) -> tuple[torch.Tensor, torch
         view = nibbles.view(-1, chunks, 4, 8, 4, 4, 2, 2, 2).permute(0, 2, 7, 3, 1, 5, 6, 4, 8)
         pieces.append(view.reshape(-1, chunks * 64))
 
-    def gathered(start: int, stored_times: torch.Tensor | float) -> torch.Tensor:
+    def gathered(start: int, shifted: bool) -> torch.Tensor:
         raw = weight.blocks[:, :, start : start + SCALE_BYTES].contiguous().view(weight.dtype).float()
         rows = raw.view(tiles, chunks, 4, 8, 2, 2).permute(0, 2, 4, 3, 1, 5).reshape(tiles * 64, -1)
-        rows = rows / stored_times * weight.row_factor.unsqueeze(1)
+        rows = (_shifted(rows, weight.dtype, -1) if shifted else rows) * weight.row_factor.unsqueeze(1)
         return weight._in_order(rows[:, : -(-weight.columns // 32)][:, :: group_size // 32])
 
-    scale = gathered(CODE_BYTES, _shift(tiles * 64, weight.dtype, weight.blocks.device))
-    minimum = -8.0 * scale if weight.symmetric else gathered(CODE_BYTES + SCALE_BYTES, 1.0)
+    scale = gathered(CODE_BYTES, True)
+    minimum = -8.0 * scale if weight.symmetric else gathered(CODE_BYTES + SCALE_BYTES, False)
     return weight._in_order(torch.cat(pieces)[:, : weight.columns]), scale, minimum
+
+
+def interleave_gate_up(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Rows of gate[I, ...] and up[I, ...] as the fused activation needs them: 8 of gate, 8 of up, and so on.
+
+    I must be a multiple of 8.
+    """
+    if gate.shape != up.shape or gate.shape[0] % 8:
+        raise ValueError(f"gate {tuple(gate.shape)} and up {tuple(up.shape)} must be equal with rows in eights")
+    tail = gate.shape[1:]
+    return torch.stack((gate.view(-1, 8, *tail), up.view(-1, 8, *tail)), 1).reshape(-1, *tail)

@@ -65,32 +65,23 @@ struct Arguments {
 
 // Eight codes -> the A fragment of one k16 step: rows g (a0, a2) and g + 8 (a1, a3).
 //
-// fp16: a nibble alone in the low bits of a half is the subnormal q 2^-24, or q 2^-20 where it lies four bits higher; one fused
-// multiply-add with the scale (times 2^24 or 2^20, as the host stored it) and the minimum is exact up to its one rounding.
-// bf16: a nibble under the exponent of 128 is 128 + q; the 128 (136) is taken off exactly, then the scale multiplied.
+// A nibble alone in the low bits of a 16-bit float is a subnormal: q 2^-24 in fp16, q 2^-133 in bf16, and 16 times that where
+// it lies four bits higher. (There its highest bit is the lowest of bf16's exponent, and an exponent of 1 has the subnormals'
+// scale.) One fused multiply-add with the scale, which the host stored times the inverse, and the minimum: one rounding.
 static __device__ __forceinline__ void dequantise(u32 q, const u32 (&s)[2], const u32 (&m)[2], u32 (&a)[4]) {
-#if BF16
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        u32 raw;
-        asm("lop3.b32 %0, %1, 0x000f000f, 0x43004300, 0xEA;" : "=r"(raw) : "r"(q >> (4 * j)));  // (a & b) | c
-        const u32 exact = fused(raw, 0x3F803F80u, HAS_MIN ? 0xC300C300u : 0xC308C308u);           // -128, -136
-        a[j] = fused(exact, s[j & 1], HAS_MIN ? m[j & 1] : 0x80008000u);
-    }
-#else
 #pragma unroll
     for (int j = 0; j < 4; ++j) a[j] = fused((q >> (j / 2 * 8)) & (j & 1 ? 0x00f000f0u : 0x000f000fu), s[j & 1], m[j & 1]);
-#endif
 }
 
 struct Shared {  // addresses
     u32 x, weight, exchange, full, empty, received, taken, scale;
 };
 
+// One half of a pair in both halves, said so that it becomes a modifier of the instruction that reads it.
 static __device__ __forceinline__ u32 twice(u32 pair, int high) {
     u32 v;
-    if (high) asm("prmt.b32 %0, %1, %1, 0x3232;" : "=r"(v) : "r"(pair));
-    else asm("prmt.b32 %0, %1, %1, 0x1010;" : "=r"(v) : "r"(pair));
+    if (high) asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h};}" : "=r"(v) : "r"(pair));
+    else asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(v) : "r"(pair));
     return v;
 }
 
@@ -98,23 +89,18 @@ static __device__ __forceinline__ u32 twice(u32 pair, int high) {
 static __device__ __forceinline__ void multiply_chunk(
     float (&d)[NT / 2], u32 (&a)[4][4], u32 x, u32 weight, int chunk, int thread) {
     const u32 block = weight + chunk * BLOCK_BYTES;
-    u32 q[4], s[2];
-    [[maybe_unused]] u32 m[2] = {0, 0};
+    u32 q[4], s[2], m[2];
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(q[0]), "=r"(q[1]), "=r"(q[2]), "=r"(q[3]) : "r"(block + thread * 16));
     asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(s[0]), "=r"(s[1]) : "r"(block + 2048 + (thread >> 2) * 8));
 #if HAS_MIN
     asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(m[0]), "=r"(m[1]) : "r"(block + 2304 + (thread >> 2) * 8));
 #endif
+#if !HAS_MIN  // -8 times the scale: what the nibble 8 stands for
+    m[0] = product(s[0], 0x80088008u), m[1] = product(s[1], 0x80808080u);
+#endif
 #pragma unroll
     for (int half = 0; half < 2; ++half) {  // a group of 32 k: row g, row g + 8
-        const u32 scale[2] = {twice(s[0], half), twice(s[1], half)};
-#if HAS_MIN
-        const u32 minimum[2] = {twice(m[0], half), twice(m[1], half)};
-#elif BF16
-        const u32 minimum[2] = {0, 0};
-#else
-        const u32 minimum[2] = {product(scale[0], 0x80088008u), product(scale[1], 0x80808080u)};  // -8 / 2^24, -8 / 2^20
-#endif
+        const u32 scale[2] = {twice(s[0], half), twice(s[1], half)}, minimum[2] = {twice(m[0], half), twice(m[1], half)};
         dequantise(q[2 * half], scale, minimum, a[2 * half]);
         dequantise(q[2 * half + 1], scale, minimum, a[2 * half + 1]);
     }
@@ -155,7 +141,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, MIN_BLOCKS) wgmma_
     at.received = at.empty + STAGES * 8;
     at.taken = at.received + GR * 8;
     at.scale = at.taken + GR * 8;
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    // From a shuffle, so that the assembler knows it is the same in all lanes: slots and descriptors then live in uniform registers.
+    const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     const int rank = CK > 1 ? blockIdx.x % CK : 0, cluster = blockIdx.x / CK, clusters = gridDim.x / CK;
     const int chunks = (p.K / 64 + 3) / 4 * 4, stages = chunks / KC;
     const int first_stage = rank * stages / CK, my_stages = (rank + 1) * stages / CK - first_stage;
@@ -186,7 +173,10 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, MIN_BLOCKS) wgmma_
             asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
             const u32 first = weights ? at.weight : at.x, step = weights ? GR * WEIGHT_BYTES : X_BYTES;
             u32 full = at.full, empty = at.empty, to = first, parity = 1;  // of the empty barriers: the first round passes
-            if (!weights) asm volatile("griddepcontrol.wait;" ::: "memory");
+            if (!weights) {
+                prefetch_map(&p.x);
+                asm volatile("griddepcontrol.wait;" ::: "memory");
+            }
             for (int unit = cluster, slot = 0; unit < units; unit += clusters) {
                 const int row_tile = unit / column_tiles * GR, row = unit % column_tiles * NT;
                 const size_t pitch = (size_t)chunks * BLOCK_BYTES;

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from dataclasses import dataclass
 
 import torch
 
 from sits.kernels.cuda.module import Kernel, address, multiprocessors, tensor_map
-from sits.kernels.cuda.wgmma_layout import WgmmaInt4, block_bytes
+from sits.kernels.cuda.wgmma_layout import WgmmaInt4
+from sits.kernels.cuda.wgmma_shape import WgmmaShape, default_shape, square_parts
 
 PLAIN, RESIDUAL, SILU_MUL = 0, 1, 2
-MAX_NORM_ROWS = 512  # rows whose norms fit into what ``shared_bytes`` sets aside for them
-SHARED_TOTAL = 228 * 1024  # of a multiprocessor; a CTA takes 1 KiB more than it asks for
 
 
 class _Arguments(ctypes.Structure):
@@ -29,107 +27,6 @@ class _Arguments(ctypes.Structure):
         ("K", ctypes.c_int),
         ("padding", ctypes.c_ubyte * 64),  # the struct is aligned to 64 bytes
     )
-
-
-@dataclass(frozen=True)
-class WgmmaShape:
-    """A launch shape.
-
-    A tile is ``64 * row_groups`` weight rows by ``columns`` batch rows; ``k_groups`` warpgroups and ``k_split`` CTAs
-    of a cluster split K; a stage holds ``chunks`` chunks of 64 k; ``blocks`` CTAs share a multiprocessor; ``late``
-    gives a stage back when the next one has begun.
-    """
-
-    columns: int
-    row_groups: int
-    k_groups: int
-    k_split: int
-    chunks: int
-    stages: int
-    blocks: int = 1
-    late: bool = False
-
-    @property
-    def groups(self) -> int:
-        """Consumer warpgroups of a CTA."""
-        return self.row_groups * self.k_groups
-
-    @property
-    def set_registers(self) -> bool:
-        """Whether consumers take over registers of the producer: where the sums need them."""
-        return self.columns >= 128
-
-    @property
-    def threads(self) -> int:
-        """Of a CTA: consumers, two producer warps (a warpgroup where registers move)."""
-        return self.groups * 128 + (128 if self.set_registers else 64)
-
-    def shared_bytes(self, symmetric: bool) -> int:
-        """Dynamic shared memory of a CTA."""
-        own = -(-self.columns // 8 // self.k_split)
-        staging, local = own * 8 * 144, (self.k_groups - 1) * 64 * self.columns * 4
-        remote = (self.k_split - 1) * 64 * own * 8 * 4
-        exchange = max(local, staging) + remote if self.k_groups > 1 else max(remote, staging)
-        stage = self.chunks * (self.columns * 128 + self.row_groups * block_bytes(symmetric)) + 16
-        return 1024 + self.stages * stage + self.row_groups * (exchange + 16) + MAX_NORM_ROWS * 4
-
-
-TILES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-# (row groups, K groups, K split) and what a tile costs more than its share of the weights, as measured on one H200
-# (docs/notes/tuning.md): up to 16 rows nothing is gained by sharing x between row groups, above that much is.
-SMALL_SPLITS = (((1, 4, 1), 1.0), ((1, 4, 2), 1.1), ((2, 2, 1), 1.08))
-LARGE_SPLITS = (((2, 2, 2), 1.0), ((2, 2, 1), 0.9), ((1, 4, 2), 1.45), ((1, 4, 1), 1.3))
-
-
-@functools.cache
-def default_shape(batch: int, rows: int, symmetric: bool = True, multiprocessors: int = 132) -> WgmmaShape:
-    """Shape by rule: the split of the work that keeps most multiprocessors busy in its last round.
-
-    A round is a tile on each of them; its cost is the share of a row tile's K that a CTA does, times its row tiles.
-    """
-    tile = next((size for size in TILES if batch <= size), 256)
-    best: tuple[float, WgmmaShape] | None = None
-    for (row_groups, k_groups, k_split), factor in SMALL_SPLITS if tile <= 16 else LARGE_SPLITS:
-        k_groups = k_groups if tile <= 64 else k_groups // 2
-        if tile > 128 and row_groups == 1:
-            continue  # x would come in faster than a multiprocessor can take it
-        options = (tile, 128) if tile == 256 and k_split == 2 else (tile,)  # half a tile where rounds fit better
-        for tile_columns in options:
-            units = -(-square_parts(rows) // row_groups) * -(-batch // tile_columns)
-            rounds = -(-units // (multiprocessors // k_split))
-            cost = (
-                rounds * row_groups / k_split * factor * tile_columns / tile * (1.0 if tile_columns == tile else 1.1)
-            )
-            if best is None or cost < best[0] - 1e-9:
-                chunks = 4 if tile_columns <= 32 else 2 if tile_columns <= 128 else 1
-                if tile_columns == 128 and tile == 256:
-                    chunks = 1
-                late = chunks > 1 and tile_columns > 16
-                best = (
-                    cost,
-                    fill_stages(tile_columns, row_groups, k_groups, k_split, chunks, symmetric, late=late),
-                )
-    assert best is not None
-    return best[1]
-
-
-def fill_stages(
-    columns: int,
-    row_groups: int,
-    k_groups: int,
-    k_split: int,
-    chunks: int,
-    symmetric: bool = True,
-    blocks: int = 1,
-    late: bool = False,
-) -> WgmmaShape:
-    """The shape with as many stages as shared memory holds (at most 48)."""
-    limit = SHARED_TOTAL // blocks - 1024
-    sizes = (
-        WgmmaShape(columns, row_groups, k_groups, k_split, chunks, count, blocks, late) for count in range(48, 1, -1)
-    )
-    smallest = WgmmaShape(columns, row_groups, k_groups, k_split, chunks, k_groups, blocks, late)
-    return next((shape for shape in sizes if shape.shared_bytes(symmetric) <= limit), smallest)
 
 
 def product_source(columns: int, bf16: bool) -> str:
@@ -152,13 +49,14 @@ static __device__ __forceinline__ void wgmma(float (&d)[{count}], u32 a0, u32 a1
 def defines(
     shape: WgmmaShape, bf16: bool, minimum: bool, epilogue: int, norm: bool, plain_order: bool
 ) -> dict[str, int]:
-    """Compile-time settings; two consumer warpgroups leave the producer's registers to the sums."""
+    """Compile-time settings."""
+    consumer, producer = shape.registers or (0, 0)
     return {
         "NT": shape.columns, "GR": shape.row_groups, "GK": shape.k_groups, "CK": shape.k_split, "KC": shape.chunks,
         "STAGES": shape.stages, "LATE": int(shape.late), "BF16": int(bf16),
         "HAS_MIN": int(minimum), "NORM": int(norm), "EPILOGUE": epilogue, "PLAIN_ORDER": int(plain_order),
-        "SET_REGISTERS": int(shape.set_registers), "MIN_BLOCKS": shape.blocks, "PRODUCER_REGISTERS": 40,
-        "CONSUMER_REGISTERS": 232,
+        "SET_REGISTERS": int(consumer > 0), "CONSUMER_REGISTERS": consumer, "PRODUCER_REGISTERS": producer,
+        "MIN_BLOCKS": shape.blocks,
     }  # fmt: skip
 
 
@@ -217,8 +115,3 @@ def wgmma_linear(
         batch, weight.rows, weight.columns,
     )  # fmt: skip
     kernel.launch((min(units, clusters) * shape.k_split, 1, 1), shape.threads, arguments, overlap)
-
-
-def square_parts(rows: int) -> int:
-    """Row tiles of a weight: the second size of ``squares_out``."""
-    return -(-rows // 64)

@@ -35,6 +35,9 @@ static __device__ __forceinline__ void copy_x(u32 to, const TensorMap* map, int 
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
                  ::"r"(to), "l"(map), "r"(0), "r"(row), "r"(chunk), "r"(full) : "memory");
 }
+static __device__ __forceinline__ void prefetch_map(const TensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 enum { PARTIALS_READY = 1, PARTIALS_READ = 3, WARPGROUP = 5, ALL_CONSUMERS = 7 };  // named barriers; the first three by row tile
 static __device__ __forceinline__ void sync_named(int id, int count) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(count) : "memory");

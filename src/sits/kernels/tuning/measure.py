@@ -11,7 +11,7 @@ import torch
 from sits.kernels import int4_linear
 
 COLD_BYTES = 300_000_000  # rotated through, so that no launch finds its weight in the L2 cache
-KERNELS = ("wgmma", "cuda", "humming", "dense", "triton")
+KERNELS = ("wgmma", "humming", "dense", "triton")
 PORTABLE_LIMIT = 64  # rows above which the portable kernel never wins and takes long to time
 
 
@@ -88,8 +88,6 @@ def time_shape(
 def can_run(name: str, batch: int) -> bool:
     """Whether a kernel is there and worth timing at this batch."""
     own = int4_linear._own()
-    if name == "cuda":
-        return own is not None and batch <= own.MAX_BATCH
     if name == "wgmma":
         return own is not None and batch <= 2 * own.WGMMA_ROWS
     if name == "dense":
