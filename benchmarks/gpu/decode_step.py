@@ -23,6 +23,7 @@ def add_options(parser):
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64, 128, 256])
     parser.add_argument("--kv-dtype", default="auto")
     parser.add_argument("--int4-prefill", default="exact", choices=["exact", "fp8"])
+    parser.add_argument("--step-tokens", type=int, default=8192, help="most tokens of one step")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--layers", type=int, help="cut the preset, for a quick check")
     parser.add_argument("--peer", type=Path, help="result of the peer")
@@ -48,7 +49,7 @@ def open_engine(options, max_running, max_tokens):
         kv_dtype=options.kv_dtype,
         max_model_len=max_tokens,
         max_running=max_running,
-        max_step_tokens=8192,
+        max_step_tokens=options.step_tokens,
         prefix_caching=False,
         int4_prefill=options.int4_prefill,
     )

@@ -1,6 +1,7 @@
 """A decoder layer, fused against unfused: launches and milliseconds per layer of a captured decode step.
 
-Two depths of the same model give the cost of one layer as a difference. ``SITS_KERNELS`` is the ablation switch.
+Two depths of the same model give the cost of one layer as a difference. ``SITS_FUSED_DECODE``, ``SITS_PDL`` and
+``SITS_KERNELS`` are the ablation switches.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from _common import Report, graph_milliseconds
 
 VARIANTS = {
     "fused": {},
-    "no dependent launch": {"SITS_PDL": "0"},
-    "unfused norms, rope, activation": {
-        "SITS_KERNELS": "rms_norm=reference,add_rms_norm=reference,silu_mul=reference,rope_kv_write=reference"
+    "fused, no dependent launch": {"SITS_PDL": "0"},
+    "a kernel for each operator": {"SITS_FUSED_DECODE": "0"},
+    "norms, rotary and activation by PyTorch": {
+        "SITS_FUSED_DECODE": "0",
+        "SITS_KERNELS": "rms_norm=reference,add_rms_norm=reference,silu_mul=reference,rope_kv_write=reference",
     },
 }
 

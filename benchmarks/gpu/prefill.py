@@ -22,6 +22,8 @@ def main():
     seconds = min(run(llm, 16, 512, 1) for _ in range(3))
     peer = peers.get("16")
     how = "-fp8-prompts" if options.int4_prefill == "fp8" else ""
+    if options.step_tokens != 8192:
+        how += f"-by-{options.step_tokens}"
     report.name += how.replace("-", "_")
     report.row(
         f"{name}/{options.precision}{how}/prefill8192", "s", seconds, peer[2] / 1e3 if peer else None,

@@ -96,7 +96,10 @@ class Kernel:
         self._dependent = dependent
 
     def launch(self, grid: tuple[int, int, int], threads: int, arguments: ctypes.Structure, overlap: bool) -> None:
-        """Launch on PyTorch's current stream; ``overlap`` lets it start before the kernel ahead of it has ended."""
+        """Launch on PyTorch's current stream; ``overlap`` lets it start before the kernel ahead of it has ended.
+
+        ``SITS_PDL=0`` turns that off everywhere (the ablation switch).
+        """
         import torch
 
         config = self._driver.CUlaunchConfig()
@@ -104,7 +107,7 @@ class Kernel:
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
         config.sharedMemBytes = self.shared_bytes
         config.hStream = torch.cuda.current_stream().cuda_stream
-        if overlap:
+        if overlap and os.environ.get("SITS_PDL", "1") != "0":
             config.attrs = [self._dependent]
             config.numAttrs = 1
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
