@@ -46,7 +46,7 @@ def test_short_contexts_go_to_clusters_and_long_ones_to_the_line_unless_told_oth
     assert chosen() is short
     monkeypatch.setattr(cluster, "fits", lambda *_: False)  # a long context
     assert chosen() is long
-    monkeypatch.setattr(line, "fits", lambda *_: False)  # an 8-bit cache
+    monkeypatch.setattr(line, "fits", lambda *_: False)
     assert chosen() is None
 
 
@@ -86,7 +86,7 @@ def taken(qkv=None, cache=None, size=16, longest=40, heads=8, kv_heads=2, head_d
         ({"qkv": OnHopper(torch.float32)}, set()),
         ({"qkv": OnHopper(is_cuda=False)}, set()),
         ({"cache": "neither"}, set()),
-        ({"cache": ScaledCache(torch.empty(1), torch.empty(1))}, set()),
+        ({"cache": ScaledCache(torch.empty(1), torch.empty(1))}, {"line"}),
         ({"longest": cluster.LONGEST + 1}, {"line"}),
         ({"half": 32}, {"cluster"}),  # a part of the head is rotated
         ({"half": 33}, set()),

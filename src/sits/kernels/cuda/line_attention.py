@@ -13,19 +13,15 @@ from sits.kernels.cuda.attention_limits import SLICE, step_fits
 from sits.kernels.cuda.module import Kernel, multiprocessors
 from sits.kernels.kv_cache import CacheTensor, ScaledCache
 
-EIGHT_BIT = False  # whether 8-bit caches go through this kernel: not before it was measured
 KINDS = {torch.int8: 1, torch.float8_e4m3fn: 2}  # of the stored values; 0: 16 bits
 
 
 @dataclass(frozen=True)
 class LineShape:
-    """A launch shape: warps a CTA, slices of 16 tokens in flight a warp, CTAs a multiprocessor.
-
-    Two stages were timed 1 to 4 % faster than three, but only three were compared with float64 on a GPU so far.
-    """
+    """A launch shape: warps a CTA, slices of 16 tokens in flight a warp, CTAs a multiprocessor."""
 
     warps: int = 8
-    stages: int = 3
+    stages: int = 2
     blocks: int = 1
 
 
@@ -53,10 +49,7 @@ def fits(
     qkv: torch.Tensor, k_cache: object, batch: AttentionBatch, heads: int, kv_heads: int, head_dim: int, half: int
 ) -> bool:
     """Whether the kernel takes such a step: heads it has registers for, all of a head rotated, a type of cache."""
-    if isinstance(k_cache, ScaledCache):
-        if not EIGHT_BIT:
-            return False
-    elif not isinstance(k_cache, torch.Tensor):
+    if not isinstance(k_cache, ScaledCache | torch.Tensor):
         return False
     if 2 * half != head_dim or qkv.stride(0) % 8 or qkv.data_ptr() % 16:  # rows are read 16 bytes at a time
         return False

@@ -14,7 +14,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sits.kernels.attention_batch import LOG2E as LOG2E  # fused_decode takes it from here
 from sits.kernels.triton.launch import begin, release_next, wait_previous
 from sits.kernels.triton.widen import widen
 

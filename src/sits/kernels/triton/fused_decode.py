@@ -14,11 +14,11 @@ import torch
 import triton
 import triton.language as tl
 
-from sits.kernels.attention_batch import AttentionBatch
+from sits.kernels.attention_batch import LOG2E, AttentionBatch
 from sits.kernels.kv_cache import LARGEST, CacheTensor, ScaledCache
 from sits.kernels.registry import register
 from sits.kernels.triton.attention import decode_shape, workspace
-from sits.kernels.triton.decode_attention import LOG2E, attend_tiles, work_line
+from sits.kernels.triton.decode_attention import attend_tiles, work_line
 from sits.kernels.triton.launch import INTERPRETED, prefetch, release_next, wait_previous
 from sits.kernels.triton.rope import rotate_rows, store_heads
 
