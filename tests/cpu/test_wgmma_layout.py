@@ -94,7 +94,7 @@ def test_shapes_it_cannot_hold_are_refused(rows: int, columns: int, group: int) 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 600), st.integers(1, 1000), st.integers(1, 500), st.booleans())
 def test_default_shapes_fit_the_device(batch: int, eights: int, chunks: int, symmetric: bool) -> None:
-    shape = default_shape(batch, eights * 8, symmetric)
+    shape = default_shape(batch, eights * 8, chunks * 64, symmetric)
     assert shape.columns % 8 == 0
     assert shape.columns <= 256
     assert shape.columns >= min(batch, 128)

@@ -85,7 +85,7 @@ class PackedForCuda:
 
 
 def _key(name: str, dtype: torch.dtype) -> str:
-    """Where ``PackedForCuda.layouts`` keeps what a kernel reads: Humming has a layout for each type of activations."""
+    """Where ``PackedForCuda.layouts`` keeps what a kernel reads; Humming has a layout for each type of rows."""
     return {"humming": f"humming-{dtype}", "dense": "wgmma"}.get(name, name)
 
 

@@ -100,7 +100,7 @@ def wgmma_linear(
     """
     batch = x.shape[0]
     if shape is None:
-        shape = default_shape(batch, weight.rows, weight.symmetric, multiprocessors(x.device))
+        shape = default_shape(batch, weight.rows, weight.columns, weight.symmetric, multiprocessors(x.device))
     plain_order = weight.interleaved and epilogue == PLAIN
     kernel, clusters = _kernel(
         shape, x.dtype == torch.bfloat16, not weight.symmetric, epilogue, squares_in is not None, plain_order

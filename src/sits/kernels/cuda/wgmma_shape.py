@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 from sits.kernels.cuda.wgmma_layout import block_bytes
@@ -57,12 +58,18 @@ class WgmmaShape:
 TILES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 # (row groups, K groups, K split) and what a tile costs more than its share of the weights, as measured on one H200
 # (docs/notes/tuning.md): up to 16 rows nothing is gained by sharing x between row groups, above that much is.
-SMALL_SPLITS = (((1, 4, 1), 1.0), ((1, 4, 2), 1.1), ((2, 2, 1), 1.08))
+SMALL_SPLITS = (((1, 4, 1), 1.0), ((1, 3, 1), 1.0), ((1, 4, 2), 1.0))
 LARGE_SPLITS = (((2, 2, 2), 1.0), ((2, 2, 1), 0.9), ((1, 4, 2), 1.45), ((1, 4, 1), 1.3))
+# Of up to 16 rows, in microseconds: one k of a row tile on one of 132 multiprocessors at the read peak; what the CTAs
+# of a cluster lose by adding up; what a warpgroup loses so. A round that few tiles are left for takes this share of a
+# full one.
+SMALL_TILE, SMALL_CLUSTER, SMALL_GROUP, LEAST_ROUND = 1 / 930, 1.7, 0.3, 0.65
 
 
 @functools.cache
-def default_shape(batch: int, rows: int, symmetric: bool = True, multiprocessors: int = 132) -> WgmmaShape:
+def default_shape(
+    batch: int, rows: int, columns: int, symmetric: bool = True, multiprocessors: int = 132
+) -> WgmmaShape:
     """Shape by rule: the split of the work that keeps most multiprocessors busy in its last round.
 
     A round is a tile on each of them; its cost is the share of a row tile's K that a CTA does, times its row tiles.
@@ -74,14 +81,22 @@ def default_shape(batch: int, rows: int, symmetric: bool = True, multiprocessors
         if tile > 128 and row_groups == 1:
             continue  # x would come in faster than a multiprocessor can take it
         options = (tile, 128) if tile == 256 and k_split == 2 else (tile,)  # half a tile where rounds fit better
-        for columns in options:
-            units = -(-square_parts(rows) // row_groups) * -(-batch // columns)
-            rounds = -(-units // (multiprocessors // k_split))
-            cost = rounds * row_groups / k_split * factor * columns / tile * (1.0 if columns == tile else 1.1)
+        for tile_columns in options:
+            units = -(-square_parts(rows) // row_groups) * -(-batch // tile_columns)
+            rounds = units / (multiprocessors // k_split)
+            whole = tile_columns == tile
+            if tile <= 16:
+                rounds = int(rounds) + max(rounds % 1, LEAST_ROUND if rounds % 1 else 0.0)
+                cost = rounds * row_groups / k_split * factor * columns * SMALL_TILE
+                cost += SMALL_GROUP * k_groups + (SMALL_CLUSTER if k_split > 1 else 0.0)
+            else:
+                cost = (
+                    math.ceil(rounds) * row_groups / k_split * factor * tile_columns / tile * (1.0 if whole else 1.1)
+                )
             if best is None or cost < best[0] - 1e-9:
-                chunks = 4 if columns <= 32 else 2 if columns <= 128 and columns == tile else 1
-                late = chunks > 1 and columns > 16
-                best = cost, fill_stages(columns, row_groups, k_groups, k_split, chunks, symmetric, late=late)
+                chunks = 4 if tile_columns <= 32 else 2 if tile_columns <= 128 and whole else 1
+                late = chunks > 1 and tile_columns > 16
+                best = cost, fill_stages(tile_columns, row_groups, k_groups, k_split, chunks, symmetric, late=late)
     assert best is not None
     return best[1]
 
