@@ -30,6 +30,23 @@ def elementwise():
             close(out, wanted, RELATIVE[dtype])
             gate_up = torch.randn(rows, 2 * columns).to(dtype) * 3
             close(activation.silu_mul(gate_up), reference.silu_mul(gate_up), RELATIVE[dtype])
+            scales = torch.rand(rows) + 0.1, torch.rand(columns) + 0.1
+            scaled = x.double() * scales[0].double()[:, None] * scales[1].double()
+            for result in (torch.float32, torch.float16):
+                out = activation.scale_sums(x, *scales, None, result)
+                assert out.dtype == result
+                close(out, scaled, RELATIVE[result])
+                close(activation.scale_sums(x, *scales, weight, result), scaled + weight.double(), RELATIVE[result])
+            # Loose for e4m3: the interpreter forgets the carry into the exponent (127 becomes 64).
+            other = torch.float16 if dtype == torch.float32 else torch.float32
+            q, scale, total = norm.add_rms_norm_fp8(x, residual.to(other), weight.to(other), 1e-5, scales)
+            assert total.dtype == other
+            close(total, scaled + residual.double(), RELATIVE[torch.float16])
+            close(q.float() * scale[:, None], reference.rms_norm(total, weight.to(other), 1e-5), 0.2)
+            wide = torch.rand(2 * columns) + 0.1
+            q, scale = activation.quantize_fp8(gate_up, True, (scales[0], wide))
+            wanted = reference.silu_mul(gate_up.float() * scales[0][:, None] * wide)
+            close(q.float() * scale[:, None], wanted, 0.2)
     # Strided rows (a slice of a wider tensor), and a row of zeros.
     wide = torch.randn(4, 200)
     wide[2] = 0
