@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Tokens of a step up to which products leave their scales to the reader. On an H200, 70B shapes: o 34 us with scales
 # and 23 without at 128 tokens, gate_up 191 and 180 at 256; at 2048 torch's row-wise kernel is the faster one.
-MOST_UNSCALED = 128
+MOST_UNSCALED = 512
 # Tokens beyond which that also pays where scaling is not free: qkv needs a launch for it, and the scales of gate and
 # up are twice the bytes of a row, read for every row. At 128 tokens these two products gain but 1 to 2 us.
 SCALING_PAYS = 128

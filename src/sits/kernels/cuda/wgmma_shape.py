@@ -57,9 +57,11 @@ class WgmmaShape:
 
 TILES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 # (row groups, K groups, K split) and what a tile costs more than its share of the weights, as measured on one H200
-# (docs/notes/tuning.md): up to 16 rows nothing is gained by sharing x between row groups, above that much is.
-SMALL_SPLITS = (((1, 4, 1), 1.0), ((1, 3, 1), 1.0), ((1, 4, 2), 1.0))
-LARGE_SPLITS = (((2, 2, 2), 1.0), ((2, 2, 1), 0.9), ((1, 4, 2), 1.45), ((1, 4, 1), 1.3))
+# (docs/notes/tuning.md), for up to 8 rows, up to 16 and more: only above 16 does sharing x between row groups pay.
+Splits = tuple[tuple[tuple[int, int, int], float], ...]
+SMALLEST_SPLITS: Splits = (((1, 4, 1), 1.0), ((1, 3, 1), 1.04), ((1, 4, 2), 1.0))
+SMALL_SPLITS: Splits = (((1, 4, 1), 1.0), ((1, 3, 1), 1.0), ((1, 4, 2), 1.0))
+LARGE_SPLITS: Splits = (((2, 2, 2), 1.0), ((2, 2, 1), 0.9), ((1, 4, 2), 1.45), ((1, 4, 1), 1.3))
 # Of up to 16 rows, in microseconds: one k of a row tile on one of 132 multiprocessors at the read peak; what the CTAs
 # of a cluster lose by adding up; what a warpgroup loses so. A round that few tiles are left for takes this share of a
 # full one.
@@ -76,7 +78,8 @@ def default_shape(
     """
     tile = next((size for size in TILES if batch <= size), 256)
     best: tuple[float, WgmmaShape] | None = None
-    for (row_groups, k_groups, k_split), factor in SMALL_SPLITS if tile <= 16 else LARGE_SPLITS:
+    splits = SMALLEST_SPLITS if tile == 8 else SMALL_SPLITS if tile == 16 else LARGE_SPLITS
+    for (row_groups, k_groups, k_split), factor in splits:
         k_groups = k_groups if tile <= 64 else k_groups // 2
         if tile > 128 and row_groups == 1:
             continue  # x would come in faster than a multiprocessor can take it
