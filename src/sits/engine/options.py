@@ -31,7 +31,7 @@ class EngineOptions:
     kv_blocks: int | None = None  # None: from free memory
     block_size: int = 16
     kv_dtype: str = "auto"  # auto | int8 | fp8
-    int4_prefill: str = "exact"  # exact | fp8: long prompts of an INT4 model in FP8 arithmetic (Hopper)
+    int4_prefill: str | None = None  # exact | fp8: long prompts of an INT4 model in FP8 arithmetic (Hopper)
     max_running: int | None = None  # requests in one step; None: 16 on a CPU, 256 on a GPU
     max_step_tokens: int | None = None  # None: 512 on a CPU, 2048 on a GPU
     max_waiting: int = 100_000
@@ -52,7 +52,7 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise InputError(f"{name} must be a whole number of at least 1, not {value!r}")
-        if self.int4_prefill not in ("exact", "fp8"):
+        if self.int4_prefill not in (None, "exact", "fp8"):
             raise InputError(f"int4_prefill must be exact or fp8, not {self.int4_prefill!r}")
         if not 0 < self.memory_share <= 1:
             raise InputError(f"memory_share must be above 0 and at most 1, not {self.memory_share}")
@@ -92,7 +92,7 @@ def build_core(model: CausalModel, options: EngineOptions, max_context: int) -> 
     on_cpu = model.device.type == "cpu"
     sizes = runner_config(options, model.device.type, max_context)
     notes: list[str] = []
-    if options.int4_prefill == "fp8" and (reason := _no_fp8_prompts_because(model, sizes.max_step_tokens)):
+    if reason := choose_int4_prefill(model, options, sizes.max_step_tokens):
         notes.append(f"int4_prefill=fp8 has no effect: {reason}")
     runner = Runner(model, sizes)
     max_model_len = sizes.max_model_len
@@ -115,18 +115,22 @@ def build_core(model: CausalModel, options: EngineOptions, max_context: int) -> 
     return EngineCore(scheduler, runner, log, overlap=sizes.overlap), notes
 
 
-def _no_fp8_prompts_because(model: CausalModel, max_step_tokens: int) -> str | None:
-    """Ask the model for long prompts in FP8 arithmetic. Returns why none will be, ``None`` if some will."""
-    from sits.kernels.int4_fp8 import LEAST_ROWS
+def choose_int4_prefill(model: CausalModel, options: EngineOptions, max_step_tokens: int) -> str | None:
+    """Tell the model how long prompts through INT4 weights are multiplied: as the option says, else the environment.
 
+    Always, so that an engine does not inherit what another one asked of the same model. Returns why FP8 was asked for
+    and no prompt will be in it, else ``None``.
+    """
+    from sits.kernels.int4_fp8 import LEAST_ROWS, asked_for
+
+    mode = options.int4_prefill or ("fp8" if asked_for() else "exact")
     choose = getattr(model, "set_int4_prefill", None)
-    if choose is None:
-        return "this model has no such forward"
-    if (refusal := choose("fp8")) is not None:
-        return str(refusal)
-    if max_step_tokens < LEAST_ROWS:
+    refusal = choose(mode) if choose is not None else "this model has no such forward"
+    if mode == "exact":
+        return None
+    if refusal is None and max_step_tokens < LEAST_ROWS:
         return f"it begins at steps of {LEAST_ROWS} tokens, and max_step_tokens is {max_step_tokens}"
-    return None
+    return None if refusal is None else str(refusal)
 
 
 def engine_gauges(core: EngineCore[Any]) -> dict[str, float]:

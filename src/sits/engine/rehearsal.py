@@ -13,7 +13,7 @@ import threading
 
 import torch
 
-from sits.engine.options import EngineOptions, runner_config
+from sits.engine.options import EngineOptions, choose_int4_prefill, runner_config
 from sits.engine.request import Request
 from sits.engine.runner import Runner
 from sits.engine.sampler import Sampler
@@ -36,6 +36,9 @@ class Rehearsal:
 
     def begin(self, model: LlamaModel) -> None:
         """Start threads that run the steps an engine begins with on a model of one layer, one for each part."""
+        choose_int4_prefill(
+            model, self._options, 0
+        )  # before there are threads: it changes which kernels they compile
         for part in PARTS:
             thread = threading.Thread(
                 target=self._run, args=(model, part), name=f"sits-rehearsal-{part}", daemon=True

@@ -21,7 +21,7 @@ def asked_for() -> bool:
 
 def layout_of(weight: Any) -> Any:
     """The layout of a linear's weight (``sits.quant.linear``) that the scratch can be made from, or None."""
-    layout = getattr(weight.packed, "layouts", {}).get("wgmma")
+    layout = weight.held("wgmma")
     if layout is None or layout.rows % 16 or torch.cuda.get_device_capability() < (8, 9):
         return None
     return layout

@@ -10,7 +10,7 @@ overlap (programmatic dependent launch). ``SITS_FUSED_DECODE=0`` turns it all of
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,11 +20,6 @@ from sits.models.model import KVCache
 
 if TYPE_CHECKING:
     from sits.models.llama import LlamaModel
-    from sits.quant.linear import LinearWeight
-
-
-def _layouts(weight: LinearWeight) -> dict[str, Any]:
-    return getattr(weight.packed, "layouts", {})
 
 
 class FusedDecoder:
@@ -32,7 +27,7 @@ class FusedDecoder:
 
     def __init__(self, model: LlamaModel):
         self.model = model
-        self._packed = [tuple(_layouts(weight)["wgmma"] for weight in layer.linears()) for layer in model.layers]
+        self._packed = [tuple(weight.held("wgmma") for weight in layer.linears()) for layer in model.layers]
 
     @classmethod
     def build(cls, model: LlamaModel) -> FusedDecoder | None:
@@ -47,9 +42,9 @@ class FusedDecoder:
         if model.device.type != "cuda" or model.ops.chosen.get("attention") != "triton":
             return "needs a CUDA device and the Triton attention"
         for layer in model.layers:
-            if any("wgmma" not in _layouts(weight) or weight.kernel != "measured" for weight in layer.linears()):
+            if any(weight.held("wgmma") is None or weight.kernel != "measured" for weight in layer.linears()):
                 return "not all linears of a layer are INT4 in the wgmma layout, or another kernel was asked for"
-            if layer.gate_up_proj.bias is not None or not _layouts(layer.gate_up_proj)["wgmma"].interleaved:
+            if layer.gate_up_proj.bias is not None or not layer.gate_up_proj.held("wgmma").interleaved:
                 return "gate_up has a bias, or its rows are not in eights"
         return None
 

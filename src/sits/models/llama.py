@@ -106,8 +106,9 @@ class LlamaModel:
 
         Returns why this model cannot do what was asked, ``None`` when it can.
         """
-        self.int4_prompts_at_fp8 = mode == "fp8"
-        self._forget_fused()
+        if self.int4_prompts_at_fp8 != (mode == "fp8"):
+            self.int4_prompts_at_fp8 = mode == "fp8"
+            self._forget_fused()
         return FusedFp8.refusal(self, True) if self.int4_prompts_at_fp8 else None
 
     def weight_bytes(self) -> int:

@@ -70,6 +70,10 @@ class LinearWeight(ABC):
             entry.prepare(self)
         return self
 
+    def held(self, layout: str) -> Any:
+        """The weight in a layout of ``sits.kernels.int4_linear`` by its name, or ``None`` where it has none."""
+        return getattr(self.packed, "layouts", {}).get(layout)
+
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         """x[T, in_features] -> [T, out_features] in x's dtype."""
         if self._multiply is None:

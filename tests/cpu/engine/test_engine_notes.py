@@ -42,4 +42,16 @@ def test_fp8_prompts_need_steps_long_enough(tiny):
     assert notes_of(model, int4_prefill="fp8", max_step_tokens=1024) == []
     assert told == ["fp8", "fp8"]
     assert notes_of(model) == []
-    assert told == ["fp8", "fp8"]  # not asked for, not touched
+    assert told == ["fp8", "fp8", "exact"]
+
+
+def test_an_engine_does_not_inherit_the_arithmetic_of_the_one_before(tiny, monkeypatch):
+    notes_of(tiny, int4_prefill="fp8")
+    assert tiny.int4_prompts_at_fp8
+    notes_of(tiny)
+    assert not tiny.int4_prompts_at_fp8
+    monkeypatch.setenv("SITS_INT4_PREFILL", "fp8")
+    notes_of(tiny)
+    assert tiny.int4_prompts_at_fp8
+    notes_of(tiny, int4_prefill="exact")
+    assert not tiny.int4_prompts_at_fp8

@@ -20,6 +20,6 @@ def test_values_that_cannot_work_are_named(settings, named):
         EngineOptions(**settings)
 
 
-def test_int4_prefill_is_exact_unless_asked():
-    assert EngineOptions().int4_prefill == "exact"
+def test_int4_prefill_is_left_to_the_environment_unless_asked():
+    assert EngineOptions().int4_prefill is None
     assert EngineOptions(int4_prefill="fp8").int4_prefill == "fp8"
