@@ -13,6 +13,9 @@ import torch
 from _common import DEVICE, Report, graph_milliseconds
 
 from sits.kernels import int4_linear, tuning
+from sits.kernels.cuda import rows as cuda_rows
+from sits.kernels.cuda.wgmma_linear import wgmma_linear
+from sits.kernels.cuda.wgmma_shape import MAX_NORM_ROWS
 from sits.kernels.fp8 import quantize_rows
 from sits.kernels.fp8_product import scaled_product
 from sits.kernels.fp8_rows import quantize_fp8
@@ -28,7 +31,9 @@ MODELS = {
 def add_options(parser):
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 128, 256])
-    parser.add_argument("--kernels", nargs="+", default=["wgmma", "humming", "triton", "dense", "fp8", "cublas"])
+    parser.add_argument(
+        "--kernels", nargs="+", default=["wgmma", "wgmma-e4m3", "humming", "triton", "dense", "fp8", "cublas"]
+    )
     parser.add_argument("--dtype", default="bfloat16")
 
 
@@ -50,7 +55,8 @@ def make_weights(kernel, shape, dtype):
         elif kernel == "fp8":
             made.append(quantize_rows(torch.randn(rows, columns, device=DEVICE, dtype=dtype)))
         else:
-            made += int4_linear.layouts_for(kernel, random_codes(rows, columns), dtype).values()
+            layouts = int4_linear.layouts_for(kernel.removesuffix("-e4m3"), random_codes(rows, columns), dtype)
+            made += layouts.values()
     return made, rows * columns * per_weight
 
 
@@ -64,12 +70,18 @@ def apply(kernel, x, weight):
         return int4_linear.humming.linear(x, weight)
     if kernel == "wgmma":
         return int4_linear._own().linear(x, weight, None)
+    if kernel == "wgmma-e4m3":
+        q, scale = cuda_rows.quantize(x, silu=False, e4m3_order=True)
+        y = torch.empty(x.shape[0], weight.rows, dtype=x.dtype, device=x.device)
+        return wgmma_linear(weight, q, y, x_scale=scale)
     if kernel == "dense":
         return int4_linear._own().dense_linear(x, weight, None)
     return int4_linear.portable.int4_linear(x, weight)
 
 
 def usable(kernel, batch):
+    if kernel == "wgmma-e4m3":
+        return 16 < batch <= MAX_NORM_ROWS and can_run("wgmma", batch)
     return kernel in ("fp8", "cublas") or can_run(kernel, batch)
 
 
@@ -105,7 +117,7 @@ def main():
                         print(model, name, kernel, batch, str(error)[:200])
                         continue
                     total[kernel, batch] += milliseconds * layers
-                    if kernel not in ("fp8", "cublas"):
+                    if kernel not in ("fp8", "cublas", "wgmma-e4m3"):  # which are not the same numbers
                         times[batch][kernel] = milliseconds
                     report.row(f"linear/{model}/{name}/{kernel}/b{batch}", "ms", milliseconds, None, None, nbytes)
                 del weights

@@ -7,7 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sits.kernels.cuda.wgmma_layout import CODE_BYTES, WgmmaInt4, can_pack, interleave_gate_up, pack, unpack
+from sits.kernels.cuda.wgmma_layout import (
+    CODE_BYTES,
+    WgmmaInt4,
+    can_pack,
+    e4m3_order,
+    interleave_gate_up,
+    pack,
+    unpack,
+)
 from sits.kernels.cuda.wgmma_shape import default_shape
 
 
@@ -92,9 +100,11 @@ def test_shapes_it_cannot_hold_are_refused(rows: int, columns: int, group: int) 
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(1, 600), st.integers(1, 1000), st.integers(1, 500), st.booleans())
-def test_default_shapes_fit_the_device(batch: int, eights: int, chunks: int, symmetric: bool) -> None:
-    shape = default_shape(batch, eights * 8, chunks * 64, symmetric)
+@given(st.integers(1, 600), st.integers(1, 1000), st.integers(1, 500), st.booleans(), st.booleans())
+def test_default_shapes_fit_the_device(batch: int, eights: int, chunks: int, symmetric: bool, e4m3: bool) -> None:
+    shape = default_shape(batch, eights * 8, chunks * 64, symmetric, e4m3=e4m3)
+    assert shape.e4m3 == e4m3
+    assert shape.chunks % 2 == 0 or not e4m3
     assert shape.columns % 8 == 0
     assert shape.columns <= 256
     assert shape.columns >= min(batch, 128)
@@ -112,3 +122,22 @@ def test_interleaving_puts_eight_gate_rows_before_eight_up_rows() -> None:
     assert torch.equal(rows[:, 1].reshape(16, 3), up)
     with pytest.raises(ValueError, match="eights"):
         interleave_gate_up(torch.zeros(12, 3), torch.zeros(12, 3))
+
+
+def test_rows_in_e4m3_order_meet_the_codes_that_a_lane_holds() -> None:
+    """Fragments of 32 k in 8 bits, made of two words as ``wgmma_e4m3.cuh`` makes them, times rows in that order."""
+    q, _, _, weight = random_weight(64, 64, 32, True, torch.float16)
+    words = weight.blocks[0, 0, :CODE_BYTES].contiguous().view(torch.int32).view(4, 8, 4, 4)  # warp, g, t, word
+    fragment = torch.zeros(64, 64, dtype=torch.int64)  # as the instruction sees A: row, place in 64
+    for warp in range(4):
+        for g in range(8):
+            for t in range(4):
+                for word in range(4):
+                    nibbles = [
+                        (int(words[warp, g, t, word]) >> shift) & 15 for shift in (0, 16, 8, 24, 4, 20, 12, 28)
+                    ]
+                    place = word * 16 + 4 * t
+                    fragment[warp * 16 + g, place : place + 4] = torch.tensor(nibbles[:4])
+                    fragment[warp * 16 + 8 + g, place : place + 4] = torch.tensor(nibbles[4:])
+    x = torch.randint(-9, 9, (5, 64))
+    assert torch.equal(e4m3_order(x) @ fragment.T, x @ q.long().T)

@@ -16,6 +16,7 @@ import torch
 
 from sits.kernels.attention_batch import AttentionBatch
 from sits.kernels.cuda.wgmma_shape import MAX_NORM_ROWS
+from sits.models import fused_decode_fp8
 from sits.models.model import KVCache
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class FusedDecoder:
 
     def __init__(self, model: LlamaModel):
         self.model = model
+        self._e4m3 = fused_decode_fp8.asked_for(model)
         self._packed = [tuple(weight.held("wgmma") for weight in layer.linears()) for layer in model.layers]
 
     @classmethod
@@ -61,6 +63,8 @@ class FusedDecoder:
         from sits.kernels.triton.fused_decode import fused_rope_attention
 
         model, config = self.model, self.model.config
+        if self._e4m3 and token_ids.shape[0] >= fused_decode_fp8.LEAST_ROWS:
+            return fused_decode_fp8.forward(model, self._packed, token_ids, batch, kv_cache)
         rows, eps, dtype, device = token_ids.shape[0], config.norm_eps, model.dtype, model.device
         heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
         residual, gained, squares = embed(token_ids, model.embedding, model.layers[0].input_norm)

@@ -146,30 +146,31 @@ def address(tensor: Any) -> int | None:
 
 
 def tensor_map(matrix: Any, box_rows: int, box_chunks: int) -> Any:
-    """128 bytes that describe a contiguous 16-bit matrix to the copy engine.
+    """128 bytes that describe a contiguous 16-bit or e4m3 matrix to the copy engine.
 
-    [rows, columns] is seen as [columns / 64, rows, 64] (columns must be a multiple of 64). A box of it is
-    [box_chunks, box_rows, 64] in the 128-byte swizzle, zeros outside the matrix.
+    [rows, columns] is seen as [columns / C, rows, C], C elements being 128 bytes (columns must be a multiple of C). A
+    box of it is [box_chunks, box_rows, C] in the 128-byte swizzle, zeros outside the matrix.
     """
     import torch
 
+    kinds = {torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16", torch.float8_e4m3fn: "UINT8"}
     rows, columns = matrix.shape
-    return _tensor_map(matrix.data_ptr(), rows, columns, matrix.dtype == torch.bfloat16, box_rows, box_chunks)
+    return _tensor_map(matrix.data_ptr(), rows, columns, kinds[matrix.dtype], matrix.itemsize, box_rows, box_chunks)
 
 
 @functools.lru_cache(maxsize=1024)  # steps that are not captured would spend more on this than on the launch
-def _tensor_map(address: int, rows: int, columns: int, bf16: bool, box_rows: int, box_chunks: int) -> Any:
+def _tensor_map(address: int, rows: int, columns: int, kind: str, size: int, box_rows: int, box_chunks: int) -> Any:
     from cuda.bindings import driver
 
-    kind = driver.CUtensorMapDataType
+    wide = 128 // size
     encoded = _check(
         driver.cuTensorMapEncodeTiled(
-            kind.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if bf16 else kind.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{kind}"),
             3,
             address,
-            [driver.cuuint64_t(64), driver.cuuint64_t(rows), driver.cuuint64_t(columns // 64)],
-            [driver.cuuint64_t(columns * 2), driver.cuuint64_t(128)],
-            [driver.cuuint32_t(64), driver.cuuint32_t(box_rows), driver.cuuint32_t(box_chunks)],
+            [driver.cuuint64_t(wide), driver.cuuint64_t(rows), driver.cuuint64_t(columns // wide)],
+            [driver.cuuint64_t(columns * size), driver.cuuint64_t(128)],
+            [driver.cuuint32_t(wide), driver.cuuint32_t(box_rows), driver.cuuint32_t(box_chunks)],
             [driver.cuuint32_t(1)] * 3,
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,

@@ -12,6 +12,9 @@ struct __align__(16) u32x4 { u32 v[4]; };
 struct __align__(8) u32x2 { u32 v[2]; };
 
 #define WARPS (THREADS / 32)
+#ifndef E4M3_ORDER  // the result in the order wgmma_e4m3.cuh reads it (`e4m3_order`); N is a multiple of 16 then
+#define E4M3_ORDER 0
+#endif
 #define FP8_MAX 448.f
 
 template <bool BFLOAT> static __device__ __forceinline__ float low_of(u32 pair) {
@@ -71,13 +74,19 @@ static __device__ __forceinline__ void store_quantized(const u32x4* row, u8* out
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
         const int at = (c * THREADS + threadIdx.x) * 8;
-        if (at >= N) break;
+        if (!E4M3_ORDER && at >= N) break;
         u32x2 codes;
 #pragma unroll
         for (int i = 0; i < 2; ++i)
             codes.v[i] = pack_e4m3(low(row[c].v[2 * i]) * inverse, high(row[c].v[2 * i]) * inverse,
                                    low(row[c].v[2 * i + 1]) * inverse, high(row[c].v[2 * i + 1]) * inverse);
-        *(u32x2*)(out + at) = codes;
+#if E4M3_ORDER  // two lanes hold 16 values; pairs of one and of the other in turn, the first half in the even lane
+        const bool odd = threadIdx.x & 1;
+        const u32 other = __shfl_xor_sync(~0u, odd ? codes.v[0] : codes.v[1], 1);
+        const u32 first = odd ? other : codes.v[0], second = odd ? codes.v[1] : other;
+        codes.v[0] = __byte_perm(first, second, 0x5410), codes.v[1] = __byte_perm(first, second, 0x7632);
+#endif
+        if (at < N) *(u32x2*)(out + at) = codes;
     }
 }
 

@@ -94,10 +94,12 @@ def norm(
     quantize: bool,
     chunks: int = NORM_CHUNKS,
     scales: Scales | None = None,
+    e4m3_order: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """x[M, N] (+ residual) -> (normed in the residual's dtype or e4m3, its scales [M] or None, the sum or x itself).
 
     The sum has the residual's dtype, which may be another 16-bit one than x's. ``scales`` go with a residual.
+    ``e4m3_order``: the e4m3 result, N a multiple of 16, in the order of ``wgmma_layout.e4m3_order``.
     """
     rows, columns = x.shape
     dtype = x.dtype if residual is None else residual.dtype
@@ -106,25 +108,25 @@ def norm(
     summed = torch.empty(rows, columns, dtype=dtype, device=x.device) if residual is not None else x
     if rows:
         threads = _threads(columns, chunks)
-        flags = ("ADD", int(residual is not None)), ("QUANTIZE", int(quantize))
+        flags = ("ADD", int(residual is not None)), ("QUANTIZE", int(quantize)), ("E4M3_ORDER", int(e4m3_order))
         kernel = _kernel("norm_rows", (x.dtype, dtype), columns, threads, scales is not None, *flags)
         _launch(kernel, (rows, 1), threads, x, out, scales, residual, gain, summed, scale, eps)
     return out, scale, summed
 
 
 def quantize(
-    x: torch.Tensor, silu: bool, chunks: int = 0, scales: Scales | None = None
+    x: torch.Tensor, silu: bool, chunks: int = 0, scales: Scales | None = None, e4m3_order: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x[M, N] -> (e4m3 [M, N], scales [M]); with ``silu`` of silu(first half) * second half, [M, N / 2].
 
-    ``scales`` go with ``silu``.
+    ``scales`` go with ``silu``; ``e4m3_order`` as in :func:`norm`.
     """
     rows, columns = x.shape[0], x.shape[1] // 2 if silu else x.shape[1]
     out = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=x.device)
     scale = torch.empty(rows, dtype=torch.float32, device=x.device)
     if rows:
         threads = _threads(columns, chunks or (SILU_CHUNKS if silu else QUANTIZE_CHUNKS))
-        flags = (("SILU", int(silu)),)
+        flags = ("SILU", int(silu)), ("E4M3_ORDER", int(e4m3_order))
         kernel = _kernel("quantize_rows", (x.dtype, x.dtype), columns, threads, scales is not None, *flags)
         _launch(kernel, (rows, 1), threads, x, out, scales, scale=scale)
     return out, scale

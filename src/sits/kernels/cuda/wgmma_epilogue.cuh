@@ -41,6 +41,8 @@ static __device__ __forceinline__ void add_partial(float (&d)[NT / 2], int j, u3
 #endif
 }
 
+#define GAINED (EPILOGUE == 1 && !E4M3)  // the norm that follows e4m3 products is a kernel of its own: it quantises
+
 // Finishes a tile and writes it: the warpgroup of its row tile that holds the sums.
 static __device__ __forceinline__ void finish(
     const Arguments& p, float (&d)[NT / 2], u32 space, u32 scales, const float (&factor)[2], int row_tile, int row_tiles,
@@ -55,7 +57,7 @@ static __device__ __forceinline__ void finish(
         if (owner(j) != rank) continue;
         const int local = j - first_owned(owner(j));
         float r[2] = {1.f, 1.f};
-#if NORM
+#if NORM || E4M3
         asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
                      : "=f"(r[0]), "=f"(r[1]) : "r"(scales + (first_row + local * 8 + (lane & 3) * 2) * 4));
 #endif
@@ -98,8 +100,12 @@ static __device__ __forceinline__ void finish(
             if (p.bias) extra = load_global(p.bias + n);
             const u32 b[4] = {extra.a, extra.b, extra.c, extra.d};
 #if EPILOGUE == 1
-            const u32x4 old = load_global(y), gain = load_global(p.next_gain + n);
-            const u32 o[4] = {old.a, old.b, old.c, old.d}, g[4] = {gain.a, gain.b, gain.c, gain.d};
+            const u32x4 old = load_global(y);
+            const u32 o[4] = {old.a, old.b, old.c, old.d};
+#endif
+#if GAINED
+            const u32x4 gain = load_global(p.next_gain + n);
+            const u32 g[4] = {gain.a, gain.b, gain.c, gain.d};
             u32 gained[4];
 #endif
 #pragma unroll
@@ -110,18 +116,18 @@ static __device__ __forceinline__ void finish(
                 low += to_float((u16)o[e]); high += to_float((u16)(o[e] >> 16));
 #endif
                 word[e] = pack(low, high);
-#if EPILOGUE == 1
+#if GAINED
                 low = to_float((u16)word[e]); high = to_float((u16)(word[e] >> 16));
                 squares += low * low + high * high;
                 gained[e] = pack(low * to_float((u16)g[e]), high * to_float((u16)(g[e] >> 16)));
 #endif
             }
             *(u32x4*)y = u32x4{word[0], word[1], word[2], word[3]};
-#if EPILOGUE == 1
+#if GAINED
             *(u32x4*)(p.gained + (size_t)batch_row * p.N + n) = u32x4{gained[0], gained[1], gained[2], gained[3]};
 #endif
         }
-#if EPILOGUE == 1
+#if GAINED
 #pragma unroll
         for (int step = 1; step < 8; step *= 2) squares += __shfl_xor_sync(~0u, squares, step);  // the 8 lanes of a row
         if (piece == 0 && batch_row < p.M) p.squares_out[(size_t)batch_row * row_tiles + row_tile] = squares;

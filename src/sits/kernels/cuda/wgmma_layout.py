@@ -174,6 +174,14 @@ def unpack(weight: WgmmaInt4, group_size: int = 32) -> tuple[torch.Tensor, torch
     return weight._in_order(torch.cat(pieces)[:, : weight.columns]), scale, minimum
 
 
+def e4m3_order(x: torch.Tensor) -> torch.Tensor:
+    """[..., K] in the order of k that products in e4m3 read it, K a multiple of 16.
+
+    A lane t of a quad takes four k of each 16: those its word of codes holds, 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
+    """
+    return x.view(*x.shape[:-1], -1, 2, 4, 2).transpose(-3, -2).reshape(x.shape)
+
+
 def interleave_gate_up(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Rows of gate[I, ...] and up[I, ...] as the fused activation needs them: 8 of gate, 8 of up, and so on.
 

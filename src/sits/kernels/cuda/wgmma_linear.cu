@@ -16,7 +16,7 @@
 // Compile-time: NT (multiple of 8, at most 256), GR (1 or 2), GK, CK, KC, STAGES (at least GK), BF16,
 // HAS_MIN (w = q s + m, else (q - 8) s), NORM (scale each batch row by 1 / root mean square), EPILOGUE 0 = y = r * acc + bias,
 // 1 = residual add, gain and sums of squares, 2 = silu(gate) * up; PLAIN_ORDER (EPILOGUE 0 of interleaved rows: put gate and up
-// back in order); LATE: give a stage back when the next one has begun, so that products never pause (KC > 1; with KC = 1 always).
+// back in order); E4M3: products in 8 bits (wgmma_e4m3.cuh; KC is even, no NORM); LATE: give a stage back when the next one has begun, so that products never pause (KC > 1; with KC = 1 always).
 // The host puts before this text: u32, u64 and wgmma(float (&d)[NT / 2], u32 a0, a1, a2, a3, u64 descriptor).
 
 #include "half.cuh"
@@ -25,7 +25,7 @@ struct __align__(16) u32x4 { u32 a, b, c, d; };
 struct __align__(64) TensorMap { unsigned char bytes[128]; };
 
 struct Arguments {
-    TensorMap x;             // [K / 64][M][64], boxes of KC, NT, 64; 128-byte swizzle
+    TensorMap x;             // [K / 64][M][64], boxes of KC, NT, 64; e4m3 [K / 128][M][128], KC / 2; 128-byte swizzle
     const unsigned char* weight;  // [row tiles][chunks, a multiple of 4][BLOCK_BYTES]: see wgmma_layout.py
     const float* row_factor; // [N, rounded up to 64]: every row's scales were divided by it
     u16* y;                  // EPILOGUE 0: [M][N]; 1: the residual [M][N], updated in place; 2: [M][N / 2]
@@ -33,14 +33,14 @@ struct Arguments {
     const u16* next_gain;    // EPILOGUE 1: weight of the norm that follows, [N]
     u16* gained;             // EPILOGUE 1: residual * next_gain, [M][N]
     float* squares_out;      // EPILOGUE 1: partial sums of squares, [M][row tiles]
-    const float* squares_in; // NORM: partial sums of squares of the input rows, [M][squares_count]
+    const float* squares_in; // NORM: partial sums of squares of the input rows, [M][squares_count]; E4M3: the rows' scales, [M]
     int squares_count;
     float eps;
     int M, N, K;             // N counts rows of the weight (gate and up together for EPILOGUE 2)
 };
 
 #define BLOCK_BYTES (HAS_MIN ? 2560 : 2304)
-#define X_CHUNK_BYTES (NT * 128)
+#define X_CHUNK_BYTES (E4M3 ? NT * 64 : NT * 128)  // of e4m3 a row of 128 bytes is two chunks
 #define X_BYTES (KC * X_CHUNK_BYTES)
 #define WEIGHT_BYTES (KC * BLOCK_BYTES)  // of one row tile
 #define WGS (GR * GK)
@@ -63,54 +63,15 @@ struct Arguments {
 
 #include "wgmma_memory.cuh"
 
-// Eight codes -> the A fragment of one k16 step: rows g (a0, a2) and g + 8 (a1, a3).
-//
-// A nibble alone in the low bits of a 16-bit float is a subnormal: q 2^-24 in fp16, q 2^-133 in bf16, and 16 times that where
-// it lies four bits higher. (There its highest bit is the lowest of bf16's exponent, and an exponent of 1 has the subnormals'
-// scale.) One fused multiply-add with the scale, which the host stored times the inverse, and the minimum: one rounding.
-static __device__ __forceinline__ void dequantise(u32 q, const u32 (&s)[2], const u32 (&m)[2], u32 (&a)[4]) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) a[j] = fused((q >> (j / 2 * 8)) & (j & 1 ? 0x00f000f0u : 0x000f000fu), s[j & 1], m[j & 1]);
-}
-
 struct Shared {  // addresses
     u32 x, weight, exchange, full, empty, received, taken, scale;
 };
 
-// One half of a pair in both halves, said so that it becomes a modifier of the instruction that reads it.
-static __device__ __forceinline__ u32 twice(u32 pair, int high) {
-    u32 v;
-    if (high) asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h};}" : "=r"(v) : "r"(pair));
-    else asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(v) : "r"(pair));
-    return v;
-}
-
-// One chunk: from shared memory to a committed group of four products.
-static __device__ __forceinline__ void multiply_chunk(
-    float (&d)[NT / 2], u32 (&a)[4][4], u32 x, u32 weight, int chunk, int thread) {
-    const u32 block = weight + chunk * BLOCK_BYTES;
-    u32 q[4], s[2], m[2];
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(q[0]), "=r"(q[1]), "=r"(q[2]), "=r"(q[3]) : "r"(block + thread * 16));
-    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(s[0]), "=r"(s[1]) : "r"(block + 2048 + (thread >> 2) * 8));
-#if HAS_MIN
-    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(m[0]), "=r"(m[1]) : "r"(block + 2304 + (thread >> 2) * 8));
+#if E4M3
+#include "wgmma_e4m3.cuh"
+#else
+#include "wgmma_half.cuh"
 #endif
-#if !HAS_MIN  // -8 times the scale: what the nibble 8 stands for
-    m[0] = product(s[0], 0x80088008u), m[1] = product(s[1], 0x80808080u);
-#endif
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {  // a group of 32 k: row g, row g + 8
-        const u32 scale[2] = {twice(s[0], half), twice(s[1], half)}, minimum[2] = {twice(m[0], half), twice(m[1], half)};
-        dequantise(q[2 * half], scale, minimum, a[2 * half]);
-        dequantise(q[2 * half + 1], scale, minimum, a[2 * half + 1]);
-    }
-    // K-major tile under the 128-byte swizzle: 8 rows are 1024 bytes; 16 k further on is 32 bytes.
-    const u64 descriptor = (u64)(((x + chunk * X_CHUNK_BYTES) & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-    for (int k = 0; k < 4; ++k) wgmma(d, a[k][0], a[k][1], a[k][2], a[k][3], descriptor + 2 * k);
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
 
 // One stage of one chunk; the slot before is given back once its products are done.
 #define CHUNK(fragment)                                                                                                   \
@@ -190,7 +151,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, MIN_BLOCKS) wgmma_
                         if (GR > 1) copy_weights(to + WEIGHT_BYTES, other, full, policy);
                         from += WEIGHT_BYTES, other += WEIGHT_BYTES;
                     } else {
-                        copy_x(to, &p.x, (first_stage + stage) * KC, row, full);
+                        copy_x(to, &p.x, (first_stage + stage) * KC / (E4M3 ? 2 : 1), row, full);
                     }
                     full += 8, empty += 8, to += step;
                     if (++slot == STAGES) slot = 0, parity ^= 1, full = at.full, empty = at.empty, to = first;
@@ -206,10 +167,14 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, MIN_BLOCKS) wgmma_
         const int row_group = warp / 4 / GK, group = warp / 4 % GK, thread = threadIdx.x % 128;
         const u32 space = at.exchange + row_group * EXCHANGE_BYTES;
         float d[NT / 2];
-        u32 even[4][4], odd[4][4];
+        u32 even[FRAGMENTS][4], odd[FRAGMENTS][4];
         int done = 0;  // ring steps of earlier units
         asm volatile("griddepcontrol.wait;" ::: "memory");
-#if NORM
+#if E4M3
+        for (int m = threadIdx.x; m < p.M; m += CONSUMERS)
+            asm volatile("st.shared.f32 [%0], %1;" ::"r"(at.scale + m * 4), "f"(__ldcg(p.squares_in + m) / WEIGHT_FACTOR) : "memory");
+        sync_named(ALL_CONSUMERS, CONSUMERS);
+#elif NORM
         for (int m = warp; m < p.M; m += WGS * 16) {  // while the first stages arrive; four rows at a time
             float sum[4] = {0.f, 0.f, 0.f, 0.f};
             for (int i = lane; i < p.squares_count; i += 32)

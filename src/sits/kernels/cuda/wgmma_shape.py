@@ -18,7 +18,7 @@ class WgmmaShape:
 
     A tile is ``64 * row_groups`` weight rows by ``columns`` batch rows; ``k_groups`` warpgroups and ``k_split`` CTAs
     of a cluster split K; a stage holds ``chunks`` chunks of 64 k; ``blocks`` CTAs share a multiprocessor; ``late``
-    gives a stage back when the next one has begun.
+    gives a stage back when the next one has begun; ``e4m3`` multiplies in 8 bits (``chunks`` are even then).
     """
 
     columns: int
@@ -29,6 +29,7 @@ class WgmmaShape:
     stages: int
     blocks: int = 1
     late: bool = False
+    e4m3: bool = False
 
     @property
     def groups(self) -> int:
@@ -51,7 +52,8 @@ class WgmmaShape:
         staging, local = own * 8 * 144, (self.k_groups - 1) * 64 * self.columns * 4
         remote = (self.k_split - 1) * 64 * own * 8 * 4
         exchange = max(local, staging) + remote if self.k_groups > 1 else max(remote, staging)
-        stage = self.chunks * (self.columns * 128 + self.row_groups * block_bytes(symmetric)) + 16
+        x_bytes = self.columns * (64 if self.e4m3 else 128)
+        stage = self.chunks * (x_bytes + self.row_groups * block_bytes(symmetric)) + 16
         return 1024 + self.stages * stage + self.row_groups * (exchange + 16) + MAX_NORM_ROWS * 4
 
 
@@ -70,7 +72,7 @@ SMALL_TILE, SMALL_CLUSTER, SMALL_GROUP, LEAST_ROUND = 1 / 930, 1.7, 0.3, 0.65
 
 @functools.cache
 def default_shape(
-    batch: int, rows: int, columns: int, symmetric: bool = True, multiprocessors: int = 132
+    batch: int, rows: int, columns: int, symmetric: bool = True, multiprocessors: int = 132, e4m3: bool = False
 ) -> WgmmaShape:
     """Shape by rule: the split of the work that keeps most multiprocessors busy in its last round.
 
@@ -97,9 +99,12 @@ def default_shape(
                     math.ceil(rounds) * row_groups / k_split * factor * tile_columns / tile * (1.0 if whole else 1.1)
                 )
             if best is None or cost < best[0] - 1e-9:
-                chunks = 4 if tile_columns <= 32 else 2 if tile_columns <= 128 and whole else 1
+                chunks = 4 if tile_columns <= 32 else 2 if e4m3 or (tile_columns <= 128 and whole) else 1
                 late = chunks > 1 and tile_columns > 16
-                best = cost, fill_stages(tile_columns, row_groups, k_groups, k_split, chunks, symmetric, late=late)
+                best = (
+                    cost,
+                    fill_stages(tile_columns, row_groups, k_groups, k_split, chunks, symmetric, late=late, e4m3=e4m3),
+                )
     assert best is not None
     return best[1]
 
@@ -113,13 +118,15 @@ def fill_stages(
     symmetric: bool = True,
     blocks: int = 1,
     late: bool = False,
+    e4m3: bool = False,
 ) -> WgmmaShape:
     """The shape with as many stages as shared memory holds (at most 48)."""
     limit = SHARED_TOTAL // blocks - 1024
     sizes = (
-        WgmmaShape(columns, row_groups, k_groups, k_split, chunks, count, blocks, late) for count in range(48, 1, -1)
+        WgmmaShape(columns, row_groups, k_groups, k_split, chunks, count, blocks, late, e4m3)
+        for count in range(48, 1, -1)
     )
-    smallest = WgmmaShape(columns, row_groups, k_groups, k_split, chunks, k_groups, blocks, late)
+    smallest = WgmmaShape(columns, row_groups, k_groups, k_split, chunks, k_groups, blocks, late, e4m3)
     return next((shape for shape in sizes if shape.shared_bytes(symmetric) <= limit), smallest)
 
 
