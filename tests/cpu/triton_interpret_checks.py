@@ -64,6 +64,9 @@ def elementwise():
 
 
 def rope_checks():
+    def fused(*arguments):
+        fused_decode.fused_rope_attention(*arguments, 0.1)
+
     for dtype, kind, heads, kv_heads, head_dim, rotary in (
         (torch.float32, None, 4, 2, 64, 64),
         (torch.float16, None, 3, 1, 80, 32),
@@ -90,6 +93,16 @@ def rope_checks():
                 assert (a - b).abs().max() <= 1
                 a, b = (c.scale.view(-1, kv_heads)[batch.slots] for c in (ours, theirs))
                 close(a, b, 1e-3)
+    # NaN stays visible, in the scale, and spoils no other head.
+    for kind in (torch.int8, torch.float8_e4m3fn):
+        batch = paged_batch([4], [1], 4)
+        qkv = torch.randn(1, 6 * 64)
+        qkv[0, 2 * 64 + 3] = qkv[0, 5 * 64 + 9] = float("nan")  # of the first K head, of the second V head
+        for write in (rope.rope_kv_write, fused):
+            k, v = empty_cache(batch, 2, 64, torch.float32, kind)
+            write(qkv, torch.rand(8, 64), k, v, batch, 2, 2, 64)
+            assert k.scale.view(-1, 2)[batch.slots].isnan().tolist() == [[True, False]]
+            assert v.scale.view(-1, 2)[batch.slots].isnan().tolist() == [[False, True]]
     # Slot -1 writes nothing.
     batch = paged_batch([4], [1], 4)
     k, v = empty_cache(batch, 1, 64, torch.float32)

@@ -72,6 +72,19 @@ def test_8_bit_caches(kind, dtype, heads, kv_heads, head_dim):
             assert relative_error(mine, read_back(cache, batch.slots)) < 1e-2
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
+def test_nan_stays_visible_in_8_bit_caches(kind, dtype):
+    arguments = step([40, 700], 64, 8, 128, dtype, 16, kind)
+    qkv, _, k, v, batch, *_ = arguments
+    qkv.view(2, 80, 128)[0, 64 + 3, 5] = float("nan")  # of K head 3
+    qkv.view(2, 80, 128)[1, 72 + 6, 90] = float("nan")  # of V head 6
+    out = line_attention(*arguments).view(2, 8, -1).isnan()
+    bad = [cache.scale.view(-1, 8)[batch.slots].isnan().nonzero().tolist() for cache in (k, v)]
+    assert bad == [[[0, 3]], [[1, 6]]]
+    assert out.any(-1).nonzero().tolist() == [[0, 3], [1, 6]]
+
+
 def read_back(cache, slots):
     """[slots, KV heads, D] of an 8-bit cache, in float."""
     heads = cache.shape[2:]

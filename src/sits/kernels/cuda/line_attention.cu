@@ -100,14 +100,15 @@ template <u32 (*place)(int, int)> static __device__ __forceinline__ u32x4 load_e
 template <int COUNT, class Column>
 static __device__ __forceinline__ void store_narrow(
     float (&x)[COUNT][8], Stored* to, u16* scale_at, bool writes, bool writes_scale, Column column) {
-    float largest = 0.f;
+    float largest = 0.f;  // or NaN, if one of them is: saturating would make it a number, so the scale keeps it
 #pragma unroll
     for (int i = 0; i < COUNT; ++i)
 #pragma unroll
-        for (int j = 0; j < 8; ++j) largest = fmaxf(largest, fabsf(x[i][j]));
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-    const u16 scale = to_fp16(fminf(largest / LARGEST, 65504.f));
+        for (int j = 0; j < 8; ++j) largest = largest_or_nan(largest, fabsf(x[i][j]));
+    largest = largest_or_nan(largest, __shfl_xor_sync(~0u, largest, 1));
+    largest = largest_or_nan(largest, __shfl_xor_sync(~0u, largest, 2));
+    const float exact_scale = largest / LARGEST;
+    const u16 scale = to_fp16(exact_scale > 65504.f ? 65504.f : exact_scale);
     const float wide = fp16_to_float(scale), divisor = wide == 0.f ? 1.f : wide;
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {

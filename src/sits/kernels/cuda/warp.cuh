@@ -90,6 +90,9 @@ static __device__ __forceinline__ void widen(u32 x, u32& first, u32& second) {
 #endif
 #endif
 }
+static __device__ __forceinline__ float largest_or_nan(float a, float b) {  // fmaxf would take the other one of a NaN
+    float v; asm("max.NaN.f32 %0, %1, %2;" : "=f"(v) : "f"(a), "f"(b)); return v;
+}
 static __device__ __forceinline__ u16 to_fp16(float f) { u16 h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f)); return h; }
 // The stored form of a value within the kind's range, and what reading gives back.
 static __device__ __forceinline__ u32 narrow(float x, float& back) {

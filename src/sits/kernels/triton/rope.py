@@ -29,7 +29,10 @@ def store_heads(cache, scales, value, slot, head, columns, mask, in_head, KV_HEA
         return value.to(kind).to(tl.float32)
     else:
         absmax = tl.max(tl.where(in_head[None, :], tl.abs(value), 0.0), axis=1)
-        scale = tl.minimum(absmax / LARGEST, 65504.0).to(tl.float16)
+        scale = tl.minimum(absmax / LARGEST, 65504.0)
+        # The largest value of some passes NaN over, and saturating would make it a number: the scale keeps it.
+        bad = tl.max(tl.where(in_head[None, :] & (value != value), 1, 0), axis=1)
+        scale = tl.where(bad > 0, float("nan"), scale).to(tl.float16)
         wide = scale.to(tl.float32)[:, None]
         steps = value / tl.where(wide == 0.0, 1.0, wide)
         steps = tl.minimum(tl.maximum(steps, -LARGEST), LARGEST)
