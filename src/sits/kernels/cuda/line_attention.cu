@@ -56,14 +56,17 @@ struct Arguments {
 #define LOADS 10  // parts read at once by the last to arrive
 
 struct __align__(16) Part { float sums[GROUP][D], best[GROUP], total[GROUP]; };
-struct Owner { int item, begin, end; };  // a (request, head) and its slices in the line; item -1: none
+// A part is what one warp, or then one CTA, has of an item: a (request, KV head). Shares are pieces of the line, so each has at most
+// two parts of items that it shares with others: one that began before it (continued; it may end here or go on), and one that
+// begins in it and goes on after it. Everything between is whole, and goes straight to the result.
+struct Owner { int item, begin, end; };  // an item and where all its slices lie in the line; item -1: none
 struct Shared {
-    unsigned char tiles[WARPS][STAGES][2][TILE_BYTES];  // at a warp's end, the part whose end another warp has
+    unsigned char tiles[WARPS][STAGES][2][TILE_BYTES];  // when the warp has read its last: the part that begins in its share
 #if KIND
     u32 scales[WARPS][STAGES][2][SLICE];  // of K, of V: the word of two heads that has a token's scale
 #endif
-    Part continued[WARPS];                              // the part whose beginning another warp has
-    Owner owner[WARPS][2];                              // of the parts: [0] continued, [1] over the tiles
+    Part continued[WARPS];                              // the part that began before its share
+    Owner owner[WARPS][2];                              // of these two: [0] continued, [1] over the tiles
     int finish[2];
 };
 static_assert(sizeof(Part) <= STAGES * 2 * TILE_BYTES, "a part must fit over a warp's tiles");
@@ -217,7 +220,7 @@ static __device__ void combine(const Arguments& p, const Owner& owner, int share
 #pragma unroll
             for (int n = 0; n < LOADS; ++n) {
                 const int cta = min(start + n, last);
-                const Part& part = parts[cta * 2 + (cta == first)];
+                const Part& part = parts[cta * 2 + (cta == first)];  // it begins in the first one and continues in the others
                 best[n] = load_l2(&part.best[r]);
                 total[n] = load_l2(&part.total[r]);
                 value[n] = load_l2((const float4*)part.sums + i);
@@ -515,7 +518,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) line_attention(con
     release_next();
     __syncthreads();
 
-    // Add up the parts of this CTA, item by item in the order of the line; two of them at most go on in other CTAs.
+    // Add up the parts of this CTA, item by item in the order of the line; two of them at most are shared with other CTAs.
     auto part_of = [&](int n) -> const Part& { return n & 1 ? *(const Part*)s.tiles[n / 2] : s.continued[n / 2]; };
     auto owner_of = [&](int n) -> const Owner& { return s.owner[n / 2][n & 1]; };
     Owner crossing[2] = {{-1, 0, 0}, {-1, 0, 0}};
@@ -525,9 +528,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) line_attention(con
         int last = n;
         for (int m = n + 1; m < 2 * WARPS; ++m)
             if (owner_of(m).item == owner.item) last = m;
-        const bool late = owner.begin < cta_begin, whole = !late && owner.end <= cta_end;
-        if (!whole) crossing[!late] = owner;
-        Part& to = ((Part*)p.partial)[blockIdx.x * 2 + !late];
+        const bool continued = owner.begin < cta_begin, whole = !continued && owner.end <= cta_end;
+        if (!whole) crossing[!continued] = owner;
+        Part& to = ((Part*)p.partial)[blockIdx.x * 2 + !continued];
         for (int i = thread; i < GROUP * D / 4; i += THREADS) {
             const int r = i * 4 / D;
             Sum sum;
