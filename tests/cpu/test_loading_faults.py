@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from sits.errors import InputError
 from sits.models.loading import load_model, resolve
 from sits.models.loading.build import build_model
+from sits.models.loading.load import choose_device
 from sits.models.loading.synthetic import SyntheticSource, parse_synthetic
 from sits.models.presets import PRESETS
 from sits.models.teacher_forcing import teacher_forced_logits
@@ -81,6 +82,14 @@ def test_names_that_lead_nowhere(name, text):
 def test_wrong_options(dtype, device, text):
     with pytest.raises(InputError, match=text):
         load_model("synthetic:tiny", dtype=dtype, device=device)
+
+
+def test_another_gpu_than_the_first_visible_one_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_device("cuda:0") == torch.device("cuda:0")
+    with pytest.raises(InputError, match="first visible GPU") as refused:
+        choose_device("cuda:3")
+    assert "CUDA_VISIBLE_DEVICES=3" in refused.value.hint
 
 
 def test_a_model_larger_than_memory_is_refused_before_it_is_built(monkeypatch):

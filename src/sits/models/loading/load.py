@@ -45,9 +45,13 @@ def choose_device(device: str = "auto") -> torch.device:
     try:
         chosen = torch.device(device)
     except RuntimeError as error:
-        raise InputError(f"{device!r} is not a device", "Use auto, cpu, cuda or cuda:N") from error
+        raise InputError(f"{device!r} is not a device", "Use auto, cpu or cuda") from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise InputError("no CUDA device is available", "Use --device cpu, or install a CUDA build of torch")
+    if chosen.index:  # kernels go to the current device of their thread, which is the first one in each
+        raise InputError(
+            f"{device!r}: only the first visible GPU is used", f"Set CUDA_VISIBLE_DEVICES={chosen.index} and use cuda"
+        )
     return chosen
 
 
