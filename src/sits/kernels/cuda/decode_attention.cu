@@ -91,7 +91,10 @@ extern "C" __global__ void CLUSTER __launch_bounds__(128, BLOCKS) decode_attenti
     const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5, g = lane >> 2, t = lane & 3;
     const int split = blockIdx.x, head = blockIdx.y, request = blockIdx.z;
     const int length = p.context_lens[request];
-    if (length <= 0) return;  // the same for the whole cluster
+    if (length <= 0) {  // the same for the whole cluster
+        wait_previous();  // also a launch without any work ends after the one before it
+        return;
+    }
 #if SPLITS > 1
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");  // all have started: waited for below
 #endif

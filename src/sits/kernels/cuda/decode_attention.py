@@ -47,6 +47,8 @@ def fits(
     """Whether the kernel takes such a step: a 16-bit cache, heads it has registers for, contexts short enough."""
     if not isinstance(k_cache, torch.Tensor) or half % 2:
         return False
+    if qkv.stride(0) % 2 or qkv.data_ptr() % 4:  # values are read in pairs
+        return False
     if not 0 < max(batch.context_lens_host, default=0) <= LONGEST:
         return False
     return step_fits(qkv, batch, heads, kv_heads, head_dim)
