@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sits.kernels.cuda import small
 from sits.kernels.cuda.wgmma_layout import (
     CODE_BYTES,
     WgmmaInt4,
@@ -16,7 +19,8 @@ from sits.kernels.cuda.wgmma_layout import (
     pack,
     unpack,
 )
-from sits.kernels.cuda.wgmma_shape import default_shape
+from sits.kernels.cuda.wgmma_linear import wgmma_linear
+from sits.kernels.cuda.wgmma_shape import MAX_NORM_ROWS, default_shape, fill_stages
 
 
 def random_weight(
@@ -84,6 +88,21 @@ def test_subnormal_form_is_exact_to_one_rounding(dtype: torch.dtype, low_bit: in
     assert ((made - wanted).abs() <= wanted.abs() * 2.0**-bits).all()
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("where", ["scale", "minimum"])
+def test_a_row_that_is_not_finite_is_nan_and_spoils_no_other(bad: float, where: str) -> None:
+    q, scale, minimum, clean = random_weight(128, 128, 32, False, torch.float16)
+    assert minimum is not None
+    (scale if where == "scale" else minimum)[5, 2] = bad
+    weight = pack(q, scale, minimum, 32, torch.float16)
+    rows = torch.arange(128) != 5
+    assert weight.row_factor[5].isnan()  # which every kernel multiplies the row by
+    assert all(part[5].isnan().all() for part in unpack(weight)[1:])
+    assert torch.equal(weight.row_factor[rows], clean.row_factor[rows])
+    for spoilt, whole in zip(unpack(weight), unpack(clean)):
+        assert torch.equal(spoilt[rows], whole[rows])
+
+
 def test_rows_of_zero_scale_and_padding_are_zero() -> None:
     q = torch.randint(0, 16, (72, 64), dtype=torch.uint8)
     weight = pack(q, torch.zeros(72, 2), None, 32, torch.float16)
@@ -109,10 +128,61 @@ def test_default_shapes_fit_the_device(batch: int, eights: int, chunks: int, sym
     assert shape.columns <= 256
     assert shape.columns >= min(batch, 128)
     assert shape.row_groups in (1, 2)
-    assert shape.stages >= max(2, shape.k_groups)
+    assert shape.stages >= max(2, shape.k_groups + (shape.late or shape.chunks == 1))  # or they wait for themselves
     assert shape.shared_bytes(symmetric) <= 227 * 1024
     assert shape.threads <= 1024
     assert 4 % shape.chunks == 0  # the layout pads K to four chunks
+
+
+def test_shapes_without_stages_enough_for_their_warpgroups_are_refused() -> None:
+    assert fill_stages(64, 2, 4, 2, 2).stages >= 4
+    with pytest.raises(ValueError, match="shared memory"):
+        fill_stages(64, 2, 4, 2, 4)  # two would fit, and four warpgroups take turns
+    with pytest.raises(ValueError, match="shared memory"):
+        fill_stages(256, 2, 2, 1, 2)
+
+
+def test_rows_of_another_size_or_type_are_refused() -> None:
+    weight = random_weight(64, 128, 32, True, torch.float16)[3]
+    x, y = torch.zeros(2, 128, dtype=torch.float16), torch.zeros(2, 64, dtype=torch.float16)
+    for wrong in ((x[:, :64], y), (x.bfloat16(), y), (x, y.bfloat16())):
+        with pytest.raises(ValueError, match="128 inputs packed for"):
+            wgmma_linear(weight, *wrong)
+    many = torch.zeros(MAX_NORM_ROWS + 1, 128, dtype=torch.float16)
+    with pytest.raises(ValueError, match="513 rows"):
+        wgmma_linear(weight, many, many[:, :64].contiguous(), squares_in=torch.zeros(MAX_NORM_ROWS + 1, 4))
+
+
+def test_a_matrix_that_a_graph_writes_is_kept_when_the_scratch_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Room:
+        """A tensor on a GPU."""
+
+        dtype, device, is_cuda = torch.float16, torch.device("cuda"), True
+
+        def __init__(self, size: int, **_: object):
+            self.size = size
+
+        def numel(self) -> int:
+            return self.size
+
+        def __getitem__(self, _: slice) -> Room:
+            return self
+
+        def view(self, *_: int) -> Room:
+            return self
+
+    capturing = [False]
+    monkeypatch.setattr(small.torch, "empty", Room)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    scratch = small.Scratch(torch.float16, torch.device("cuda"))
+    eager = weakref.ref(scratch.matrix(2, 8))
+    scratch.matrix(2, 16)
+    assert eager() is None
+    capturing[0] = True
+    captured = weakref.ref(scratch.matrix(2, 8))
+    capturing[0] = False
+    scratch.matrix(4, 16)
+    assert captured() is not None
 
 
 def test_interleaving_puts_eight_gate_rows_before_eight_up_rows() -> None:

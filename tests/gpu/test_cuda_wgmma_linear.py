@@ -80,12 +80,13 @@ def test_every_launch_shape_over_several_rounds(sizes: tuple[int, ...], late: bo
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("batch", [1, 8, 13, 16, 40, 64, 128, 200, 256, 300])
-def test_chain_of_residual_norm_and_silu(dtype: torch.dtype, batch: int) -> None:
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("batch", [1, 8, 13, 16, 40, 64, 128, 200, 256, 300, 511, 512])
+def test_chain_of_residual_norm_and_silu(dtype: torch.dtype, symmetric: bool, batch: int) -> None:
     """down (residual add, gain, squares) -> gate_up (row scale, silu * up): what two halves of a layer do."""
     hidden, inner = 576, 1088
-    down = random_weight(hidden, inner, dtype)
-    gate_up = random_weight(2 * inner, hidden, dtype, interleaved=True)
+    down = random_weight(hidden, inner, dtype, symmetric)
+    gate_up = random_weight(2 * inner, hidden, dtype, symmetric, interleaved=True)
     x = torch.randn(batch, inner, dtype=dtype, device=DEVICE)
     residual = torch.randn(batch, hidden, dtype=dtype, device=DEVICE)
     gain = torch.rand(hidden, dtype=dtype, device=DEVICE) + 0.5

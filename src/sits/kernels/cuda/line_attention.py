@@ -79,7 +79,7 @@ def _kernel(head_dim: int, group: int, bf16: bool, kind: int, shape: LineShape) 
 
 @functools.cache
 def _partial(device: torch.device, ctas: int, group: int, head_dim: int) -> torch.Tensor:
-    """Parts that cross CTAs, shared by all layers (launches are in stream order)."""
+    """Two parts a CTA, of the largest launch; shared by all layers (launches are in stream order)."""
     return torch.empty(ctas * 2 * (-(-group * (head_dim + 2) // 4) * 4), dtype=torch.float32, device=device)
 
 
@@ -127,7 +127,7 @@ def line_attention(
     scales = [cache.scale.data_ptr() if isinstance(cache, ScaledCache) else None for cache in (k_cache, v_cache)]
     arguments = _Arguments(
         qkv.data_ptr(), cos_sin.data_ptr(), batch.positions.data_ptr(), batch.slots.data_ptr(), caches[0].data_ptr(),
-        caches[1].data_ptr(), out.data_ptr(), _partial(device, ctas, group, head_dim).data_ptr(),
+        caches[1].data_ptr(), out.data_ptr(), _partial(device, shape.blocks * count, group, head_dim).data_ptr(),
         _arrivals(device, counters).data_ptr(), batch.context_lens.data_ptr(), batch.block_tables.data_ptr(),
         qkv.stride(0), cos_sin.stride(0), batch.block_tables.stride(0), kv_heads, batch.block_size.bit_length() - 1,
         window, requests, min_share, scale * LOG2E, *scales,

@@ -50,13 +50,16 @@ def compile_source(source: str, defines: dict[str, int], architecture: str) -> b
     program = _check(
         nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", len(headers), texts, names), "nvrtcCreateProgram"
     )
-    (code,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
-    if int(code) != 0:
-        log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program), "nvrtcGetProgramLogSize")
-        nvrtc.nvrtcGetProgramLog(program, log)
-        raise CudaError(f"compiling with {options} failed:\n{log.decode(errors='replace')}")
-    binary = b" " * _check(nvrtc.nvrtcGetCUBINSize(program), "nvrtcGetCUBINSize")
-    _check(nvrtc.nvrtcGetCUBIN(program, binary), "nvrtcGetCUBIN")
+    try:
+        (code,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        if int(code) != 0:
+            log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program), "nvrtcGetProgramLogSize")
+            nvrtc.nvrtcGetProgramLog(program, log)
+            raise CudaError(f"compiling with {options} failed:\n{log.decode(errors='replace')}")
+        binary = b" " * _check(nvrtc.nvrtcGetCUBINSize(program), "nvrtcGetCUBINSize")
+        _check(nvrtc.nvrtcGetCUBIN(program, binary), "nvrtcGetCUBIN")
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
     _store(cached, binary)
     return binary
 

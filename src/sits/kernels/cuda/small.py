@@ -42,22 +42,34 @@ def embed(
     gained = torch.empty_like(residual)
     squares = torch.empty(rows, EMBED_PARTS, dtype=torch.float32, device=table.device)
     pointers = (tensor.data_ptr() for tensor in (tokens, table, gain, residual, gained, squares))
+    # Not overlapped: what the kernels of a step read before they wait (lengths, block tables, the cache of earlier
+    # steps) was written before this launch, and must be complete when it starts.
     _kernel("embed", table.dtype == torch.bfloat16).launch(
         (EMBED_PARTS, rows, 1), 256, _EmbedArguments(*pointers, columns), overlap=False
     )
     return residual, gained, squares
 
 
+class Scratch:
+    """Room for one matrix, which grows. What a captured graph knows the address of is kept for its replays."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device):
+        self._room = torch.empty(0, dtype=dtype, device=device)
+        self._in_graphs: list[torch.Tensor] = []
+
+    def matrix(self, rows: int, columns: int) -> torch.Tensor:
+        """[rows, columns] over what the last call gave out."""
+        if self._room.numel() < rows * columns:
+            self._room = torch.empty(rows * columns, dtype=self._room.dtype, device=self._room.device)
+        known = any(kept is self._room for kept in self._in_graphs)
+        if not known and self._room.is_cuda and torch.cuda.is_current_stream_capturing():
+            self._in_graphs.append(self._room)
+        return self._room[: rows * columns].view(rows, columns)
+
+
 @functools.cache
-def _scratch(device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
-    return [torch.empty(0, dtype=dtype, device=device)]
-
-
-def _dense_scratch(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    holder = _scratch(device, dtype)
-    if holder[0].numel() < rows * columns:
-        holder[0] = torch.empty(rows * columns, dtype=dtype, device=device)
-    return holder[0][: rows * columns].view(rows, columns)
+def _scratch(dtype: torch.dtype, device: torch.device) -> Scratch:
+    return Scratch(dtype, device)
 
 
 def make_fp8(weight: WgmmaInt4) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,7 +79,7 @@ def make_fp8(weight: WgmmaInt4) -> tuple[torch.Tensor, torch.Tensor]:
     exceeds 256.
     """
     times = 2.0**14 if weight.symmetric else 2.0**12
-    out = _dense_scratch(weight.rows, weight.columns, torch.float8_e4m3fn, weight.blocks.device)
+    out = _scratch(torch.float8_e4m3fn, weight.blocks.device).matrix(weight.rows, weight.columns)
     _make_dense_blocks(weight, out, times)
     return out, weight.factors_in_order() / times
 
@@ -86,6 +98,6 @@ def make_dense(weight: WgmmaInt4, dtype: torch.dtype) -> torch.Tensor:
     """The dense [N, K] of a packed weight, in a scratch that the next call overwrites (safe in stream order)."""
     if dtype != weight.dtype:
         raise ValueError(f"a weight packed for {weight.dtype} cannot be made dense in {dtype}")
-    out = _dense_scratch(weight.rows, weight.columns, dtype, weight.blocks.device)
+    out = _scratch(dtype, weight.blocks.device).matrix(weight.rows, weight.columns)
     _make_dense_blocks(weight, out, 0.0)
     return out

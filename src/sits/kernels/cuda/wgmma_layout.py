@@ -113,12 +113,14 @@ def pack(
 def _row_factor(scale: torch.Tensor, minimum: torch.Tensor | None) -> torch.Tensor:
     """Powers of two [N] that bring the largest scale (or 1/16 of the largest minimum) of each row into [2^-10, 2^-9).
 
-    Rows of zeros get 1. Divided by it, a symmetric weight is under 2^-6 and an asymmetric one under 2^-4.
+    Rows of zeros get 1. Divided by it, a symmetric weight is under 2^-6 and an asymmetric one under 2^-4. Rows with a
+    value that is not finite get NaN, and are NaN from then on: e4m3 forms saturate, and would make it a number.
     """
-    largest = scale.float().abs().nan_to_num(0.0, 0.0, 0.0).amax(1)
+    largest = scale.float().abs().amax(1)
     if minimum is not None:
-        largest = torch.maximum(largest, minimum.float().abs().nan_to_num(0.0, 0.0, 0.0).amax(1) / 16)
-    return torch.where(largest > 0, torch.exp2(torch.floor(torch.log2(largest)) + 10), 1.0)
+        largest = torch.maximum(largest, minimum.float().abs().amax(1) / 16)
+    factor = torch.where(largest > 0, torch.exp2(torch.floor(torch.log2(largest)) + 10), 1.0)
+    return torch.where(largest.isfinite(), factor, torch.nan)
 
 
 def _shifted(scales: torch.Tensor, dtype: torch.dtype, sign: int) -> torch.Tensor:

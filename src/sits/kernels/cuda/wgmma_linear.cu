@@ -13,7 +13,7 @@
 // What decides the shape: a producer is one thread, 300 cycles a stage; a multiprocessor takes in 64 bytes a cycle at most, and x is
 // NT / 18 times the bytes of a row tile's weights (hence GR); 8192 rows are 128 row tiles for 132 multiprocessors (hence CK).
 //
-// Compile-time: NT (multiple of 8, at most 256), GR (1 or 2), GK, CK, KC, STAGES (at least GK), BF16,
+// Compile-time: NT (multiple of 8, at most 256), GR (1 or 2), GK, CK, KC, STAGES (see below), BF16,
 // HAS_MIN (w = q s + m, else (q - 8) s), NORM (scale each batch row by 1 / root mean square), EPILOGUE 0 = y = r * acc + bias,
 // 1 = residual add, gain and sums of squares, 2 = silu(gate) * up; PLAIN_ORDER (EPILOGUE 0 of interleaved rows: put gate and up
 // back in order); E4M3: products in 8 bits (wgmma_e4m3.cuh; KC is even, no NORM); LATE: give a stage back when the next one has begun, so that products never pause (KC > 1; with KC = 1 always).
@@ -55,6 +55,9 @@ struct Arguments {
 #define EXCHANGE_BYTES (GK > 1 ? REMOTE_AT + REMOTE_BYTES : LARGER(REMOTE_BYTES, STAGING_BYTES))  // for each row tile
 #define CONSUMERS (WGS * 128)
 #define THREADS (CONSUMERS + (SET_REGISTERS ? 128 : 64))  // setmaxnreg counts in warpgroups
+static_assert(4 % KC == 0, "K is padded to four chunks; with three, a fragment would be overwritten while it is multiplied");
+// Each of the GK warpgroups holds a slot; one that gives it back only when its next has begun needs another to come in.
+static_assert(STAGES >= GK + (KC == 1 || LATE), "the warpgroups would wait for slots that they hold themselves");
 #if CK > 1
 #define CLUSTER __cluster_dims__(CK, 1, 1)
 #else
@@ -64,7 +67,11 @@ struct Arguments {
 #include "wgmma_memory.cuh"
 
 struct Shared {  // addresses
-    u32 x, weight, exchange, full, empty, received, taken, scale;
+    u32 x, weight;        // the ring of STAGES slots
+    u32 exchange;         // for each row tile: partial sums on their way, then the finished tile
+    u32 full, empty;      // barriers of the slots: x and weights are in; the warpgroups that read them have done so
+    u32 received, taken;  // barriers of the row tiles: the other CTAs' sums are here; the other CTAs have used ours
+    u32 scale;            // of the batch rows, [MAX_NORM_ROWS]
 };
 
 #if E4M3
@@ -168,7 +175,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, MIN_BLOCKS) wgmma_
         const u32 space = at.exchange + row_group * EXCHANGE_BYTES;
         float d[NT / 2];
         u32 even[FRAGMENTS][4], odd[FRAGMENTS][4];
-        int done = 0;  // ring steps of earlier units
+        int done = 0;  // slots this CTA has used for earlier units: the ring runs on from one unit to the next
         asm volatile("griddepcontrol.wait;" ::: "memory");
 #if E4M3
         for (int m = threadIdx.x; m < p.M; m += CONSUMERS)
@@ -200,7 +207,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, MIN_BLOCKS) wgmma_
             const float factor[2] = {__ldg(rows), __ldg(rows + 8)};
             int slot = (done + group) % STAGES;
             u32 parity = (done + group) / STAGES & 1;
-            [[maybe_unused]] int held = -1;
+            [[maybe_unused]] int held = -1;  // the slot whose products may still run: not given back yet
 #if KC == 1
             // One chunk a stage: two fragments in turn, one is made while the products of the other run. (A branch between the
             // two would make the assembler fall back to one at a time.)

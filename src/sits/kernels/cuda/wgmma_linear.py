@@ -103,11 +103,18 @@ def wgmma_linear(
     interleaved rows. ``overlap`` lets the launch start before the kernel ahead of it has ended.
 
     ``x_scale`` [M] float32, M <= ``MAX_NORM_ROWS``: x is e4m3 in ``e4m3_order`` and to be multiplied by it, K a
-    multiple of 128; weights are then rounded to e4m3 too (infinite ones to the largest). RESIDUAL does no more than
+    multiple of 128; weights are then rounded to e4m3 too. RESIDUAL does no more than
     add then. Not run on a GPU yet.
     """
     batch, e4m3 = x.shape[0], x_scale is not None
-    assert not e4m3 or (squares_in is None and weight.columns % 128 == 0 and batch <= MAX_NORM_ROWS)
+    if x.shape[1] != weight.columns or y.dtype != weight.dtype or (not e4m3 and x.dtype != weight.dtype):
+        raise ValueError(
+            f"x[{batch}, {x.shape[1]}] {x.dtype} and y {y.dtype} for a weight of {weight.columns} inputs packed "
+            f"for {weight.dtype}"
+        )
+    if batch > MAX_NORM_ROWS and (e4m3 or squares_in is not None):
+        raise ValueError(f"{batch} rows, and a CTA keeps the scales of {MAX_NORM_ROWS}")
+    assert not e4m3 or (squares_in is None and weight.columns % 128 == 0)
     if shape is None:
         shape = default_shape(
             batch, weight.rows, weight.columns, weight.symmetric, multiprocessors(x.device), e4m3=e4m3

@@ -64,9 +64,10 @@ Splits = tuple[tuple[tuple[int, int, int], float], ...]
 SMALLEST_SPLITS: Splits = (((1, 4, 1), 1.0), ((1, 3, 1), 1.04), ((1, 4, 2), 1.0))
 SMALL_SPLITS: Splits = (((1, 4, 1), 1.0), ((1, 3, 1), 1.0), ((1, 4, 2), 1.0))
 LARGE_SPLITS: Splits = (((2, 2, 2), 1.0), ((2, 2, 1), 0.9), ((1, 4, 2), 1.45), ((1, 4, 1), 1.3))
-# Of up to 16 rows, in microseconds: one k of a row tile on one of 132 multiprocessors at the read peak; what the CTAs
-# of a cluster lose by adding up; what a warpgroup loses so. A round that few tiles are left for takes this share of a
-# full one.
+# How long a product of up to 16 rows takes, in microseconds: a CTA reads a row tile at 930 k a microsecond
+# (its share of the read peak); then the CTAs of a cluster add up their sums (SMALL_CLUSTER, once), and the warpgroups
+# of a CTA theirs (SMALL_GROUP each). A last round with few tiles left has the bandwidth to itself, but for latency:
+# it takes at least LEAST_ROUND of a full one.
 SMALL_TILE, SMALL_CLUSTER, SMALL_GROUP, LEAST_ROUND = 1 / 930, 1.7, 0.3, 0.65
 
 
@@ -120,14 +121,17 @@ def fill_stages(
     late: bool = False,
     e4m3: bool = False,
 ) -> WgmmaShape:
-    """The shape with as many stages as shared memory holds (at most 48)."""
+    """The shape with as many stages as shared memory holds (at most 48).
+
+    Raises ``ValueError`` where those are fewer than the warpgroups need to take turns.
+    """
     limit = SHARED_TOTAL // blocks - 1024
-    sizes = (
-        WgmmaShape(columns, row_groups, k_groups, k_split, chunks, count, blocks, late, e4m3)
-        for count in range(48, 1, -1)
-    )
-    smallest = WgmmaShape(columns, row_groups, k_groups, k_split, chunks, k_groups, blocks, late, e4m3)
-    return next((shape for shape in sizes if shape.shared_bytes(symmetric) <= limit), smallest)
+    fewest = max(2, k_groups + (late or chunks == 1))  # as in wgmma_linear.cu
+    for count in range(48, fewest - 1, -1):
+        shape = WgmmaShape(columns, row_groups, k_groups, k_split, chunks, count, blocks, late, e4m3)
+        if shape.shared_bytes(symmetric) <= limit:
+            return shape
+    raise ValueError(f"{shape}: {shape.shared_bytes(symmetric)} bytes of shared memory, and there are {limit}")
 
 
 def square_parts(rows: int) -> int:
